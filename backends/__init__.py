@@ -1,0 +1,1 @@
+"""What runs a model: one file or folder per backend, and the processes they live in."""

@@ -1,0 +1,1 @@
+"""The daemon: it decides and supervises, and holds no driver, engine or numpy."""

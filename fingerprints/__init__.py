@@ -1,0 +1,1 @@
+"""The device fingerprint: the micro-benchmarks, the profile and its store."""

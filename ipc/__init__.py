@@ -1,0 +1,1 @@
+"""Bytes between processes: records, arenas, message framing. Standard library only."""
