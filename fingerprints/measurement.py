@@ -6,12 +6,11 @@ test process wrote. Every type goes to a plain JSON object with `to_json` and ba
 
 Names of the values, per test (the profile and the router look them up):
 
-| test | values |
-|---|---|
-| `opencl_bandwidth` | `write_mb_s`, `read_mb_s`, `pinned_write_mb_s`, `submit_overhead_us` |
-| `vulkan_matmul` | `matmul_ms`, `matmul_clock_ms`, `submit_overhead_us`, `host_pointer_import_us` |
-| `npu_utilisation` | `P_utilisation_pct`, `P_latency_ms`, `P_nodes_on_device`, `P_nodes_total` |
-| `cpu` | `P_1_thread_ms`, `P_all_threads_ms` (MobileNet v1 1.0 224), `memory_copy_mb_s` |
+- `opencl_bandwidth`: `write_mb_s`, `read_mb_s`, `pinned_write_mb_s`, `submit_overhead_us`
+- `vulkan_matmul`: `matmul_ms`, `matmul_clock_ms`, `submit_overhead_us`,
+  `host_pointer_import_us`
+- `npu_utilisation`: `P_utilisation_pct`, `P_latency_ms`, `P_nodes_on_device`, `P_nodes_total`
+- `cpu`: `P_1_thread_ms`, `P_all_threads_ms` (MobileNet v1 1.0 224), `memory_copy_mb_s`
 
 `P` is `float` or `int8`, the model's kind. `matmul_ms` is the device's own time where the queue
 has timestamps, else the clock's. `cpu` has one report for the whole processor and one more per
@@ -24,7 +23,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from switchgear.ipc.errors import BY_NAME, DriverError
 
@@ -93,7 +92,8 @@ class Subject:
     `vendor_id` and `device_id` are the PCI numbers (OpenCL tells the vendor's only), 0 where
     unknown. UUIDs are 32 hexadecimal digits, `pci_address` is `dddd:bb:dd.f`. `device_type` is
     `discrete`, `integrated`, `virtual`, `cpu`, `gpu`, `accelerator`, `npu`, `cluster` or
-    `other`. `platform` is the OpenCL platform's name; `library` the driver's or delegate's path.
+    `other`. `platform` is the OpenCL platform's name, `library` the path of the driver or
+    delegate.
     """
 
     api: str
@@ -168,8 +168,8 @@ def value_of(
     It is noisy when its spread exceeds `NOISY_SHARE` of the median, or when the caller saw
     something else `disturbed` it.
     """
-    spread = median_absolute_deviation(samples)
-    middle = statistics.median(samples)
+    spread = float(median_absolute_deviation(samples))
+    middle = float(statistics.median(samples))
     noisy = disturbed or spread > NOISY_SHARE * abs(middle)
     return Value(name, middle, spread, len(samples), unit, method, noisy)
 
@@ -238,10 +238,12 @@ def _build(cls: type[_Flat], data: Any) -> _Flat:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise ValueError(f"{cls.__name__}.{part.name} is {value!r}")
 
-        if part.type == "float" and not math.isfinite(value):
-            raise ValueError(f"{cls.__name__}.{part.name} is {value!r}")
+        if float in kinds:
+            value = float(cast("float", value))
+            if not math.isfinite(value):
+                raise ValueError(f"{cls.__name__}.{part.name} is {value!r}")
 
-        known[part.name] = float(value) if part.type == "float" else value
+        known[part.name] = value
 
     try:
         return cls(**known)
