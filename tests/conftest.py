@@ -1,0 +1,96 @@
+"""What holds for every test: no descriptor and no child process outlives it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SLOW_LIMIT_S = 600
+# A killed child is a zombie until it is reaped, and an event loop closes its own descriptors a
+# moment after the test: what goes away within this time is no leak.
+SETTLE_LIMIT_S = 2.0
+SETTLE_STEP_S = 0.02
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """Fails the test when descriptors or child processes are more after it than before."""
+    descriptors = _descriptors()
+    children = _children()
+    yield
+    deadline = time.monotonic() + SETTLE_LIMIT_S
+    while True:
+        left = [
+            f"descriptor {number}: {target}"
+            for number, target in _descriptors().items()
+            if number not in descriptors
+        ]
+        # One opened and another closed is no leak: only a greater count is.
+        grown = len(left) > sum(not _is_open(number) for number in descriptors)
+        orphans = [
+            f"child {pid}: {name}" for pid, name in _children().items() if pid not in children
+        ]
+        if not grown and not orphans:
+            return
+
+        if time.monotonic() > deadline:
+            break
+
+        time.sleep(SETTLE_STEP_S)
+
+    pytest.fail("left behind by the test: " + "; ".join([*left, *orphans]), pytrace=False)
+
+
+def _descriptors() -> dict[int, str]:
+    """Open descriptors of this process, and what each leads to."""
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
+        except FileNotFoundError:  # the one that listed the folder
+            continue
+
+    return found
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+
+    return True
+
+
+def _children() -> dict[int, str]:
+    """Child processes of this one, zombies included, and their names.
+
+    From every process's own line, since /proc/PID/task/*/children is not in every kernel.
+    """
+    own = str(os.getpid())
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+
+        try:
+            stat = (folder / "stat").read_text()
+        except OSError:  # it ended
+            continue
+
+        # The name may hold blanks and brackets: the fields begin after the last bracket.
+        head, _, fields = stat.rpartition(")")
+        if fields.split()[1] == own:
+            found[int(folder.name)] = head.partition("(")[2]
+
+    return found
