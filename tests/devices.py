@@ -1,8 +1,8 @@
 """What a test needs of the machine: each helper returns it, or skips the test with the reason.
 
-With SWITCHGEAR_REQUIRE_DEVICES=1 (set by `.ci/run`) a missing one fails the test instead, so that
-a run that is meant to see every device cannot pass without them. Drivers are tried in a process
-of their own, once per run: some abort, and none of them lets go of its descriptors.
+With SWITCHGEAR_REQUIRE_DEVICES=1 (set by `.ci/run`) a missing one fails the test instead, so
+that a run that is meant to see every device cannot pass without them. Drivers are tried in a
+process of their own, once per run: some abort, and none of them lets go of its descriptors.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def require_opencl() -> list[str]:
 
 
 def require_compiler() -> str:
-    """The path of a C compiler that compiles and links a program; delegates are built with it."""
+    """The path of a C compiler that compiles and links; delegates are built with it."""
     path, reason = _compiler()
     if reason:
         missing(f"no C compiler ({reason}); install gcc libc6-dev")
@@ -115,7 +115,7 @@ def _devices(api: str, probe: str, packages: str) -> list[str]:
 
 @functools.cache
 def _probe(source: str) -> tuple[list[str], str]:
-    """Device names printed by `source` in a new process, and the reason where there are none."""
+    """Device names printed by `source` in a new process, or the reason there are none."""
     try:
         result = subprocess.run(
             [sys.executable, "-c", source],
