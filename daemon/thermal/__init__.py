@@ -1,0 +1,1 @@
+"""Temperatures: which sensors there are, what they measure and what they say now."""
