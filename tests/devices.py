@@ -21,7 +21,7 @@ import pytest
 
 PROBE_LIMIT_S = 15.0
 
-_VULKAN_PROBE = """
+VULKAN_PROBE = """
 import json
 from vulkan import ffi, lib
 
@@ -44,7 +44,7 @@ for device in devices:
 print(json.dumps(names))
 """
 
-_OPENCL_PROBE = """
+OPENCL_PROBE = """
 import json
 import pyopencl
 
@@ -52,7 +52,7 @@ platforms = pyopencl.get_platforms()
 print(json.dumps([device.name for platform in platforms for device in platform.get_devices()]))
 """
 
-_COMPILER_PROBE = '#include <stdio.h>\nint main(void) { return puts("ok") < 0; }\n'
+COMPILER_PROBE = '#include <stdio.h>\nint main(void) { return puts("ok") < 0; }\n'
 
 
 def missing(what: str) -> NoReturn:
@@ -65,12 +65,12 @@ def missing(what: str) -> NoReturn:
 
 def require_vulkan() -> list[str]:
     """The names of the Vulkan devices, at least one (lavapipe counts)."""
-    return _devices("Vulkan", _VULKAN_PROBE, "mesa-vulkan-drivers libvulkan1")
+    return _devices("Vulkan", VULKAN_PROBE, "mesa-vulkan-drivers libvulkan1")
 
 
 def require_opencl() -> list[str]:
     """The names of the OpenCL devices, at least one (PoCL counts)."""
-    return _devices("OpenCL", _OPENCL_PROBE, "pocl-opencl-icd ocl-icd-libopencl1")
+    return _devices("OpenCL", OPENCL_PROBE, "pocl-opencl-icd ocl-icd-libopencl1")
 
 
 def require_compiler() -> str:
@@ -106,7 +106,7 @@ def require_systemd_container() -> str:
 
 
 def _devices(api: str, probe: str, packages: str) -> list[str]:
-    names, reason = _probe(probe)
+    names, reason = probe_devices(probe)
     if not names:
         missing(f"no {api} device ({reason or 'the driver lists none'}); install {packages}")
 
@@ -114,7 +114,7 @@ def _devices(api: str, probe: str, packages: str) -> list[str]:
 
 
 @functools.cache
-def _probe(source: str) -> tuple[list[str], str]:
+def probe_devices(source: str) -> tuple[list[str], str]:
     """Device names printed by `source` in a new process, or the reason there are none."""
     try:
         result = subprocess.run(
@@ -141,7 +141,7 @@ def _compiler() -> tuple[str, str]:
 
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.c")
-        source.write_text(_COMPILER_PROBE)
+        source.write_text(COMPILER_PROBE)
         result = subprocess.run(
             [path, str(source), "-o", str(source.with_suffix(""))],
             capture_output=True,

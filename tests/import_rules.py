@@ -208,9 +208,8 @@ def _drivers_in_the_daemon(modules: dict[str, Module]) -> list[str]:
             if imported.top in NEVER_IN_THE_DAEMON:
                 found.append(f"{path} -> {imported.name} (line {imported.line})")
 
-            for target in _with_parents(imported.name):
-                if target in modules:
-                    todo.append((target, f"{path} -> {target}"))
+            targets = [part for part in _with_parents(imported.name) if part in modules]
+            todo += [(target, f"{path} -> {target}") for target in targets]
 
     return [f"the daemon's process would import a driver: {path}" for path in found]
 

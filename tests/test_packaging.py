@@ -84,8 +84,9 @@ def test_the_wheel_holds_every_module_and_data_file(tree: Path, wheel: Path) -> 
 def test_the_sdist_builds_and_tests_itself(tree: Path, sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         members = {member.name.partition("/")[2]: member for member in archive.getmembers()}
-        archive.extractall(tmp_path, filter="data")
 
+    # Not tarfile's own: Python 3.11.2 has no `filter` yet, and later ones warn without it.
+    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(tmp_path)], check=True)
     wanted = {"dev", "constraints.txt", "LICENSE", "README.md", "pyproject.toml", ".ci/run"}
     wanted |= {str(p.relative_to(tree)) for p in (tree / "tests").rglob("*") if p.is_file()}
     wanted |= {str(p.relative_to(tree)) for p in (tree / "docs").glob("*.md")}
