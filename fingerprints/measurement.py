@@ -192,6 +192,11 @@ def measured_from_json(data: dict[str, Any]) -> Measured:
     return _build(Value, data)
 
 
+def subject_from_json(data: dict[str, Any]) -> Subject:
+    """Inverse of `Subject.to_json`; raises `ValueError` on anything else."""
+    return _build(Subject, data)
+
+
 def report_from_json(data: dict[str, Any]) -> Report:
     """Inverse of `Report.to_json`; raises `ValueError` on anything else."""
     try:

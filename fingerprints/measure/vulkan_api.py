@@ -55,12 +55,20 @@ class Vulkan:
         return self.ffi.new(f"{kind}*", {"sType": s_type, **members})
 
     def listed(self, kind: str, call: Any, *arguments: Any) -> Any:
-        """An array from one of the calls that count first and fill then."""
+        """An array from one of the calls that count first and fill then.
+
+        Its elements live as long as the array is held: a slice of it would not hold it.
+        """
         count = self.ffi.new("uint32_t*")
         self.check(call(*arguments, count, self.ffi.NULL) or 0, "enumerate")
-        items = self.ffi.new(f"{kind}[]", max(count[0], 1))
+        items = self.ffi.new(f"{kind}[]", count[0])
         self.check(call(*arguments, count, items) or 0, "enumerate")
-        return items[0 : count[0]]
+        if count[0] == len(items):
+            return items
+
+        fewer = self.ffi.new(f"{kind}[]", count[0])
+        self.ffi.memmove(fewer, items, self.ffi.sizeof(fewer))
+        return fewer
 
     def _result_name(self, result: int) -> str:
         names: dict[int, str] = self.ffi.typeof("VkResult").elements
@@ -78,7 +86,7 @@ class PhysicalDevice:
     queue_family: int | None
     timestamp_bits: int
     timestamp_period_ns: float
-    limits: Any
+    max_invocations: int
     memory: Any
 
 
@@ -135,7 +143,7 @@ class Instance:
             queue_family=family,
             timestamp_bits=0 if family is None else families[family].timestampValidBits,
             timestamp_period_ns=properties.limits.timestampPeriod,
-            limits=properties.limits,
+            max_invocations=properties.limits.maxComputeWorkGroupInvocations,
             memory=memory,
         )
 
