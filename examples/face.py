@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from daemon_process import DaemonError, running_daemon
 from face_decode import Face, decode, prepare
+from own_daemon import DaemonError, running_daemon
 from packages import ASTRONAUT, FACE_MODEL, FetchError, fetch, to_stderr
 
 from switchgear.client import connect
