@@ -73,35 +73,29 @@ def match_devices(
         else:
             _join(rest, subject)
 
-    rest = _join_by_elimination(rest)
-    name = cpu_name or next((subject.name for subject in cpu if subject.api == "cpu"), "CPU")
-    parts = [
-        (CPU_ID, "cpu", name, tuple(cpu), "software drivers run on the CPU" if cpu else "")
-    ]
-    used = {CPU_ID}
-    for members, matched_by in rest:
-        first = members[0]
-        device_id = _unique(_device_id(members), used)
-        parts.append((device_id, kind_of(first), first.name, tuple(members), matched_by))
-
-    devices: list[Device] = []
-    for device_id, kind, name, apis, matched_by in parts:
-        part_kind: PartKind = kind  # type: ignore[assignment]
-        domain, own = domain_of(part_kind, apis, zones)
+    def build(
+        device_id: str, kind: PartKind, name: str, apis: Sequence[Subject], matched_by: str
+    ) -> Device:
+        domain, own = domain_of(kind, apis, zones)
         threshold = choose_threshold(
-            own, device_id, part_kind, operator_c=operator_c or {}, measured_c=measured_c or {}
+            own, device_id, kind, operator_c=operator_c or {}, measured_c=measured_c or {}
         )
-        devices.append(
-            Device(
-                device_id=device_id,
-                kind=part_kind,
-                name=name,
-                apis=apis,
-                matched_by=matched_by,
-                domain=domain,
-                threshold=threshold,
-            )
+        return Device(
+            device_id=device_id,
+            kind=kind,
+            name=name,
+            apis=tuple(apis),
+            matched_by=matched_by,
+            domain=domain,
+            threshold=threshold,
         )
+
+    devices = [build(CPU_ID, "cpu", cpu_name or _cpu_name(cpu), cpu, _cpu_match(cpu))]
+    used = {CPU_ID}
+    for members, matched_by in _join_by_elimination(rest):
+        device_id = _unique(_device_id(members), used)
+        first = members[0]
+        devices.append(build(device_id, kind_of(first), first.name, members, matched_by))
 
     return tuple(devices)
 
@@ -245,6 +239,15 @@ def _contradict(first: list[Subject], second: list[Subject]) -> bool:
             return True
 
     return False
+
+
+def _cpu_name(subjects: Sequence[Subject]) -> str:
+    return next((subject.name for subject in subjects if subject.api == "cpu"), "CPU")
+
+
+def _cpu_match(subjects: Sequence[Subject]) -> str:
+    software = any(is_software(subject) for subject in subjects)
+    return "software drivers run on the CPU" if software else ""
 
 
 def _device_id(members: Sequence[Subject]) -> str:

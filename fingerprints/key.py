@@ -37,6 +37,9 @@ _API_TESTS: Final[dict[str, str]] = {
 }
 _DRIVER: Final = "driver:"
 
+# An input that an older profile did not record and that is taken for unchanged.
+UNKNOWN: Final = "?"
+
 
 def current_key(
     *,
@@ -69,9 +72,9 @@ def current_key(
         },
     }
     parts: dict[str, dict[str, str]] = {}
-    for test, packages in _ENGINES.items():
+    for test in _ENGINES:
         part = {**common}
-        part |= {f"engine:{name}": engines[name] for name in packages if name in engines}
+        part |= engine_inputs(test, engines)
         part |= {f"file:{path}": identity for path, identity in files[test].items()}
         if test in (measurement.OPENCL_BANDWIDTH, measurement.VULKAN_MATMUL):
             part |= gpus
@@ -87,6 +90,11 @@ def current_key(
         engines=engines,
         parts=parts,
     )
+
+
+def engine_inputs(test: str, engines: Mapping[str, str]) -> dict[str, str]:
+    """The inputs of a test that are versions of packages, out of all package versions."""
+    return {f"engine:{name}": engines[name] for name in _ENGINES[test] if name in engines}
 
 
 def with_drivers(key: Key, subjects: Iterable[Subject]) -> Key:
@@ -164,7 +172,7 @@ def _changes(old: dict[str, str], new: dict[str, str]) -> tuple[str, ...]:
             continue
 
         before, after = old.get(name), new.get(name)
-        if before != after:
+        if before != after and before != UNKNOWN:
             changes.append(f"{name}: {_shown(before)} -> {_shown(after)}")
 
     return tuple(changes)
