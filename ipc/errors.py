@@ -142,7 +142,7 @@ class Cancelled(SwitchgearError):
 
 
 class Superseded(SwitchgearError):
-    """A newer request of the same session took this one's place (`on_busy = replace_oldest`)."""
+    """A newer request of the session took its place (`on_busy = replace_oldest`)."""
 
     code = 201
 

@@ -8,6 +8,7 @@ follow, each aligned to 256 bytes, at the offsets of the session's own table.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,7 +73,7 @@ class SlotEntry:
     length: int
 
 
-def pack_header(request_id: int, tensors: list[SlotEntry]) -> bytes:
+def pack_header(request_id: int, tensors: Sequence[SlotEntry]) -> bytes:
     """The header bytes that describe `tensors`."""
     parts = [HEADER.pack(SLOT_MAGIC, SLOT_VERSION, len(tensors), request_id)]
     for tensor in tensors:
@@ -114,3 +115,24 @@ def unpack_header(data: memoryview, limits: list[int]) -> tuple[int, list[SlotEn
         entries.append(SlotEntry(dtype.name, shape, length))
 
     return request_id, entries
+
+
+# A failed request's output slot holds the error's text in the place of the header.
+ERROR_MAGIC: Final = 0x54525245  # "ERRT" read as little-endian
+_ERROR: Final = struct.Struct("<II")
+
+
+def pack_error(text: str, room_bytes: int) -> bytes:
+    """An error's text for the place of a header, cut to its room."""
+    data = text.encode(errors="replace")[: room_bytes - _ERROR.size]
+    return _ERROR.pack(ERROR_MAGIC, len(data)) + data
+
+
+def unpack_error(data: memoryview) -> str:
+    """The error's text in the place of a header; empty where there is none."""
+    copy = bytes(data)
+    magic, length = _ERROR.unpack_from(copy)
+    if magic != ERROR_MAGIC:
+        return ""
+
+    return copy[_ERROR.size : _ERROR.size + min(length, len(copy))].decode(errors="replace")

@@ -260,7 +260,7 @@ def receive(sock: socket.socket, limit_bytes: int = READ_BYTES) -> tuple[bytes, 
             os.close(fd)
 
         raise ProtocolError(
-            f"descriptors were lost: more than {MAX_DESCRIPTORS} in a message, or none free here"
+            f"descriptors were lost: over {MAX_DESCRIPTORS} in a message, or none free here"
         )
 
     return data, fds

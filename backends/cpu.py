@@ -1,0 +1,333 @@
+"""The CPU backend: the classic TFLite interpreter of LiteRT, or of tflite_runtime."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from switchgear.backends.contract import Instance, LoadRequest, ModelInfo, Shape
+from switchgear.ipc.dtypes import DTYPES
+from switchgear.ipc.errors import BadShape, DriverError, OutputTooLarge, UnsupportedModel
+from switchgear.ipc.slot import MAX_RANK, MAX_TENSORS, SlotEntry, TensorSpec
+
+# The engines that have this interpreter, the preferred one first.
+ENGINES: Final = (
+    ("ai-edge-litert", "ai_edge_litert.interpreter"),
+    ("tflite-runtime", "tflite_runtime.interpreter"),
+)
+STATE_OPERATORS: Final = frozenset({"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"})
+MAX_NAME_CHARACTERS: Final = 256
+# Room for an output whose size depends on the input: this many times the largest seen.
+DYNAMIC_HEADROOM: Final = 4
+DYNAMIC_MINIMUM_BYTES: Final = 65536
+
+_Array = NDArray[Any]
+
+
+def _engine_error(error: BaseException) -> DriverError:
+    # The interpreter has one error code and says the rest in text.
+    return DriverError("tflite", 1, "ERROR", str(error).strip()[:2000])
+
+
+def installed_engine() -> tuple[str, str, Any]:
+    """Name, version and module of the first engine that imports.
+
+    :raises DriverError: none does; the text has each one's reason.
+    """
+    reasons = []
+    for distribution, module_name in ENGINES:
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:  # an extension built for another numpy raises anything
+            reasons.append(f"{distribution}: {error}")
+        else:
+            from importlib.metadata import version
+
+            return distribution, version(distribution), module
+
+    raise DriverError("errno", 2, "ENOENT", "; ".join(reasons))
+
+
+class CpuBackend:
+    """Opened once in a worker. `threads` is the interpreter's thread count."""
+
+    name = "cpu"
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        threads = options.get("threads", 1)
+        if not isinstance(threads, int) or threads < 1:
+            raise ValueError("threads is a positive integer")
+
+        self.threads = threads
+        self.engine, self.engine_version, self._module = installed_engine()
+
+    def probe(self) -> str:
+        from switchgear.backends.cpu_probe import check_known_answer
+
+        return check_known_answer(self)
+
+    def interpreter(self, path: str, *, delegates: bool = True) -> Any:
+        """A new interpreter for the model at `path`.
+
+        :raises DriverError: the engine cannot parse it or lacks an operator.
+        """
+        resolver = self._module.OpResolverType
+        kind = resolver.AUTO if delegates else resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        try:
+            interpreter: Any = self._module.Interpreter(
+                model_path=path,
+                num_threads=self.threads,
+                experimental_op_resolver_type=kind,
+            )
+        except (ValueError, RuntimeError, OSError) as error:
+            raise _engine_error(error) from None
+
+        return interpreter
+
+    def load(self, request: LoadRequest) -> Instance:
+        if request.precision not in ("auto", "fp32"):
+            raise UnsupportedModel(f"the cpu backend computes in fp32, not {request.precision}")
+
+        return CpuInstance(self, request)
+
+    def close(self) -> None:
+        pass
+
+
+def _signature_names(interpreter: Any, inputs: list[Any], outputs: list[Any]) -> dict[int, str]:
+    """Names of the first signature by tensor number; empty where none covers the tensors."""
+    wanted = {int(d["index"]) for d in inputs} | {int(d["index"]) for d in outputs}
+    for signature in interpreter._get_full_signature_list().values():
+        names = {int(index): str(name) for name, index in signature["inputs"].items()}
+        names |= {int(index): str(name) for name, index in signature["outputs"].items()}
+        if set(names) == wanted:
+            return names
+
+    return {}
+
+
+def _dtype_name(details: Any) -> str:
+    try:
+        name = str(np.dtype(details["dtype"]).name)
+    except TypeError:
+        name = str(details["dtype"])
+
+    if name not in DTYPES:
+        raise UnsupportedModel(f"tensor {details['name']!r} has the element type {name}")
+
+    return name
+
+
+def _unique(names: list[str]) -> list[str]:
+    count = Counter(names)
+    return [f"{n}#{i}" if count[n] > 1 or not n else n for i, n in enumerate(names)]
+
+
+class CpuInstance:
+    """A model in an interpreter of its own."""
+
+    precision = "fp32"
+
+    def __init__(self, backend: CpuBackend, request: LoadRequest) -> None:
+        self._backend = backend
+        self._request = request
+        self._interpreter: Any = None
+        self.reset()
+        self.info = self._describe()
+
+    def reset(self) -> None:
+        # Neither reset_all_variables nor allocate_tensors clears the variables; a new
+        # interpreter does.
+        interpreter = self._backend.interpreter(self._request.path)
+        self._resize(interpreter)
+        try:
+            interpreter.allocate_tensors()
+        except (ValueError, RuntimeError) as error:
+            raise _engine_error(error) from None
+
+        self._interpreter = interpreter
+        self._inputs = interpreter.get_input_details()
+        self._outputs = interpreter.get_output_details()
+        self._in = [interpreter.tensor(d["index"]) for d in self._inputs]
+        self._out = [interpreter.tensor(d["index"]) for d in self._outputs]
+
+    def _resize(self, interpreter: Any) -> None:
+        inputs = interpreter.get_input_details()
+        names = self._tensor_names(interpreter, inputs, interpreter.get_output_details())[0]
+        unknown = set(self._request.shapes) - set(names)
+        if unknown:
+            raise BadShape(f"the model has no input named {sorted(unknown)[0]!r}")
+
+        for name, details in zip(names, inputs, strict=True):
+            shape = self._request.shapes.get(name)
+            if shape is None:
+                continue
+
+            check_shape(name, shape, tuple(int(d) for d in details["shape_signature"]))
+            try:
+                # strict: without it the engine takes shapes the model does not mean.
+                interpreter.resize_tensor_input(details["index"], list(shape), strict=True)
+            except (ValueError, RuntimeError) as error:
+                raise BadShape(f"input {name!r}: {error}") from None
+
+    @staticmethod
+    def _tensor_names(
+        interpreter: Any, inputs: list[Any], outputs: list[Any]
+    ) -> tuple[list[str], list[str], str]:
+        signature = _signature_names(interpreter, inputs, outputs)
+        if signature:
+            return (
+                _unique([signature[int(d["index"])] for d in inputs]),
+                _unique([signature[int(d["index"])] for d in outputs]),
+                "signature",
+            )
+
+        return (
+            _unique([str(d["name"]) for d in inputs]),
+            _unique([str(d["name"]) for d in outputs]),
+            "tensors",
+        )
+
+    def _describe(self) -> ModelInfo:
+        interpreter = self._interpreter
+        in_names, out_names, source = self._tensor_names(
+            interpreter, self._inputs, self._outputs
+        )
+        for name in (*in_names, *out_names):
+            if len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+                raise UnsupportedModel("a tensor's name is too long or not printable")
+
+        if max(len(in_names), len(out_names)) > MAX_TENSORS:
+            raise UnsupportedModel(f"more than {MAX_TENSORS} inputs or outputs")
+
+        operators = Counter(str(op["op_name"]) for op in interpreter._get_ops_details())
+        operators.pop("DELEGATE", None)
+        inputs = tuple(
+            self._spec(name, details)
+            for name, details in zip(in_names, self._inputs, strict=True)
+        )
+        outputs = tuple(
+            self._spec(name, details, dynamic=not _allocated(get, details))
+            for name, details, get in zip(out_names, self._outputs, self._out, strict=True)
+        )
+        state = not STATE_OPERATORS.isdisjoint(operators)
+        return ModelInfo(inputs, outputs, source, state, dict(operators))
+
+    @staticmethod
+    def _spec(name: str, details: Any, *, dynamic: bool = False) -> TensorSpec:
+        dtype = _dtype_name(details)
+        shape = tuple(int(d) for d in details["shape"])
+        if len(shape) > MAX_RANK:
+            raise UnsupportedModel(f"tensor {name!r} has more than {MAX_RANK} dimensions")
+
+        signature = tuple(int(d) for d in details.get("shape_signature", shape))
+        size = math.prod(shape) * DTYPES[dtype].size_bytes
+        return TensorSpec(name, dtype, shape, signature, size, dynamic)
+
+    def attach_input(self, tensors: Sequence[memoryview]) -> list[_Array]:
+        arrays = []
+        for spec, memory in zip(self.info.inputs, tensors, strict=True):
+            if len(memory) != spec.capacity_bytes:
+                raise ValueError(f"input {spec.name!r} has {len(memory)} bytes")
+
+            arrays.append(np.frombuffer(memory, dtype=spec.dtype).reshape(spec.shape))
+
+        return arrays
+
+    def attach_output(self, tensors: Sequence[memoryview]) -> list[_Array]:
+        return [np.frombuffer(memory, dtype=np.uint8) for memory in tensors]
+
+    def run(self, source: object, target: object) -> list[SlotEntry]:
+        # Inputs are copied, so a client that changes them meanwhile changes nothing that the
+        # engine has checked. The views of the interpreter must be gone before invoke.
+        for get, details, array in zip(  # type: ignore[call-overload]
+            self._in, self._inputs, source, strict=True
+        ):
+            if array.ndim == 0:
+                # The engine's view of a scalar is a copy.
+                self._interpreter.set_tensor(details["index"], array)
+            elif array.size:
+                np.copyto(get(), array)
+
+        try:
+            self._interpreter.invoke()
+        except (ValueError, RuntimeError) as error:
+            raise _engine_error(error) from None
+
+        entries = []
+        for spec, get, details, memory in zip(  # type: ignore[call-overload]
+            self.info.outputs, self._out, self._outputs, target, strict=True
+        ):
+            entries.append(self._copy_output(spec, get, details, memory))
+
+        return entries
+
+    def _copy_output(
+        self, spec: TensorSpec, get: Any, details: Any, memory: _Array
+    ) -> SlotEntry:
+        try:
+            value = get()
+        except ValueError:
+            # The engine has no memory for a tensor without elements.
+            return SlotEntry(spec.dtype, self._shape_now(details), 0)
+
+        size = value.nbytes
+        if size > memory.size:
+            raise OutputTooLarge(
+                f"output {spec.name!r} has {size} bytes, its slot {memory.size}",
+                bytes_needed=size,
+            )
+
+        if size:
+            # ravel is a view here: the engine's tensors are contiguous.
+            memory[:size] = value.ravel().view(np.uint8)
+
+        return SlotEntry(spec.dtype, value.shape, size)
+
+    def _shape_now(self, details: Any) -> Shape:
+        for now in self._interpreter.get_output_details():
+            if now["index"] == details["index"]:
+                return tuple(int(d) for d in now["shape"])
+
+        raise DriverError("tflite", 1, "ERROR", f"no output tensor {details['index']}")
+
+    def close(self) -> None:
+        self._interpreter = None
+        self._in = []
+        self._out = []
+
+
+def _allocated(get: Any, details: Any) -> bool:
+    """Whether an output has its memory, and so its size, before the first run."""
+    if math.prod(int(d) for d in details["shape"]) == 0:
+        return False
+
+    try:
+        get()
+    except ValueError:
+        return False
+
+    return True
+
+
+def check_shape(name: str, shape: Shape, signature: Shape) -> None:
+    """Holds a wanted shape against the declared one: only dimensions of -1 are free.
+
+    :raises BadShape: it changes a fixed dimension, the rank, or is not positive.
+    """
+    fits = len(shape) == len(signature) and all(
+        want > 0 and have in (-1, want) for want, have in zip(shape, signature, strict=False)
+    )
+    if not fits:
+        raise BadShape(f"input {name!r} takes {list(signature)}, not {list(shape)}")
+
+
+def dynamic_capacity(seen_bytes: int) -> int:
+    """Room kept for an output whose size is known only after a run."""
+    return max(DYNAMIC_MINIMUM_BYTES, DYNAMIC_HEADROOM * seen_bytes)

@@ -1,0 +1,317 @@
+"""A worker: the process that owns one backend for one isolation group and lane.
+
+Its one thread takes packets in order: control objects (load, bind, ...) and records to run. Any
+surprise ends the process; the daemon answers what was in it from elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from time import monotonic_ns
+from typing import Any, Final
+
+from switchgear.backends.contract import CONTRACT_VERSION, Backend, Instance, LoadRequest
+from switchgear.backends.registry import open_backend
+from switchgear.ipc import arena, worker
+from switchgear.ipc.errors import (
+    DOMAINS,
+    BadSlot,
+    DeadlineExceeded,
+    DriverError,
+    SwitchgearError,
+)
+from switchgear.ipc.process import die_with_parent, set_not_dumpable
+from switchgear.ipc.record import (
+    REPLY_STATUS,
+    REQUEST,
+    ROUTE,
+    ROUTE_OFFSET,
+    STATUS_OFFSET,
+    Flag,
+    Kind,
+    Precision,
+)
+from switchgear.ipc.record import Backend as BackendNumber
+from switchgear.ipc.slot import TensorPlace, pack_error, pack_header
+from switchgear.ipc.worker import Packet
+
+_OURS: Final = DOMAINS["switchgear"]
+
+
+def failure(error: DriverError | SwitchgearError) -> Packet:
+    """An error's parts for a control reply."""
+    if isinstance(error, DriverError):
+        return {
+            "domain": error.domain,
+            "code": error.code,
+            "name": error.name,
+            "text": error.text[: worker.MAX_TEXT_CHARACTERS],
+        }
+
+    return {
+        "domain": "switchgear",
+        "code": error.code,
+        "name": error.name,
+        "text": error.text[: worker.MAX_TEXT_CHARACTERS],
+    }
+
+
+class Binding:
+    """A session's arena as this worker sees it: its mapping and the handles of each slot."""
+
+    def __init__(self, instance: Instance, layout: arena.Layout, fd: int) -> None:
+        self.instance = instance
+        self.memory: mmap.mmap = arena.map_arena(fd, layout.size_bytes)
+        view = memoryview(self.memory)
+
+        def part(place: TensorPlace) -> memoryview:
+            return view[place.offset : place.offset + place.length]
+
+        self.inputs = [instance.attach_input([part(p) for p in slot]) for slot in layout.inputs]
+        self.outputs = [
+            instance.attach_output([part(p) for p in slot]) for slot in layout.outputs
+        ]
+        self.headers = [part(place) for place in layout.headers]
+
+
+class Worker:
+    """Serves one socket until its other end closes."""
+
+    def __init__(self, sock: socket.socket, backend: Backend) -> None:
+        self._sock = sock
+        self._backend = backend
+        self._number = getattr(BackendNumber, backend.name.upper(), BackendNumber.OTHER)
+        self._instances: dict[int, Instance] = {}
+        self._bindings: dict[int, Binding] = {}
+        self._operations = {
+            "load": self._load,
+            "unload": self._unload,
+            "bind": self._bind,
+            "unbind": self._unbind,
+            "probe": self._probe,
+        }
+
+    def serve(self) -> None:
+        """Blocks until the daemon closes the socket."""
+        buffer = bytearray(worker.MAX_PACKET_BYTES)
+        view = memoryview(buffer)
+        room = socket.CMSG_SPACE(4 * worker.MAX_PACKET_DESCRIPTORS)
+        receive = self._sock.recvmsg_into
+        while True:
+            size, ancillary, _, _ = receive([buffer], room, socket.MSG_CMSG_CLOEXEC)
+            if size == 0:
+                return
+
+            if buffer[0] == Kind.INFER:
+                self._infer(view[:size])
+                continue
+
+            fds = worker.descriptors(ancillary)
+            try:
+                packet = worker.decode(view[:size])
+                reply = self._operations[packet["op"]](packet, fds)
+            finally:
+                worker.close_all(fds)
+
+            if reply is not None:
+                worker.send(self._sock, reply)
+
+    def _infer(self, record: memoryview) -> None:
+        """Runs one record and sends it back as the reply."""
+        fields = REQUEST.unpack_from(record)
+        binding_id, deadline_ns = ROUTE.unpack_from(record, ROUTE_OFFSET)
+        _, _, flags, _, request_id, source, target = fields[:7]
+        start_ns = end_ns = monotonic_ns()
+        domain = code = precision = 0
+        try:
+            binding = self._bindings.get(binding_id)
+            if binding is None:
+                raise BadSlot(f"no binding {binding_id}")
+
+            instance = binding.instance
+            precision = Precision[instance.precision.upper()]
+            if deadline_ns and start_ns > deadline_ns:
+                raise DeadlineExceeded
+
+            if flags & Flag.RESET:
+                instance.reset()
+                start_ns = monotonic_ns()
+
+            entries = instance.run(binding.inputs[source], binding.outputs[target])
+            end_ns = monotonic_ns()
+            header = binding.headers[target]
+            data = pack_header(request_id, entries)
+            header[: len(data)] = data
+        except (DriverError, SwitchgearError) as error:
+            end_ns = monotonic_ns()
+            domain = DOMAINS[error.domain] if isinstance(error, DriverError) else _OURS
+            code = error.code
+            self._write_error(binding_id, target, error)
+
+        record[0] = Kind.REPLY
+        REPLY_STATUS.pack_into(
+            record,
+            STATUS_OFFSET,
+            domain,
+            self._number,
+            precision,
+            code,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            end_ns - start_ns,
+            0,
+        )
+        self._sock.send(record)
+
+    def _write_error(self, binding_id: int, slot: int, error: Exception) -> None:
+        text = str(error)
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        binding = self._bindings.get(binding_id)
+        if binding is not None:
+            header = binding.headers[slot]
+            data = pack_error(text, len(header))
+            header[: len(data)] = data
+
+    def _load(self, packet: Packet, fds: list[int]) -> Packet:
+        identity = int(packet["instance"])
+        shapes = {str(n): tuple(s) for n, s in packet.get("shapes", {}).items()}
+        begin_ns = monotonic_ns()
+        try:
+            request = LoadRequest(
+                f"/proc/self/fd/{fds[0]}", str(packet.get("precision", "auto")), shapes
+            )
+            # The interpreter maps the file; a reset opens it again: keep the descriptor.
+            instance = self._backend.load(request)
+        except (DriverError, SwitchgearError) as error:
+            return {"op": "failed", "instance": identity, **failure(error)}
+
+        # From here on the instance owns the descriptor.
+        self._instances[identity] = _Owned(instance, fds.pop(0))
+        return {
+            "op": "loaded",
+            "instance": identity,
+            "precision": instance.precision,
+            "load_us": (monotonic_ns() - begin_ns) // 1000,
+        }
+
+    def _unload(self, packet: Packet, _fds: list[int]) -> None:
+        instance = self._instances.pop(int(packet["instance"]), None)
+        if instance is not None:
+            instance.close()
+
+    def _bind(self, packet: Packet, fds: list[int]) -> Packet | None:
+        identity = int(packet["binding"])
+        instance = self._instances.get(int(packet["instance"]))
+        try:
+            if instance is None:
+                raise BadSlot(f"no instance {packet['instance']}")
+
+            layout = worker.layout_from_json(packet["layout"])
+            self._bindings[identity] = Binding(instance, layout, fds[0])
+        except (DriverError, SwitchgearError) as error:
+            return {"op": "unbound", "binding": identity, **failure(error)}
+        except (OSError, ValueError) as error:
+            cause = DriverError(
+                "errno", getattr(error, "errno", None) or 22, "bind", str(error)
+            )
+            return {"op": "unbound", "binding": identity, **failure(cause)}
+
+        return None
+
+    def _unbind(self, packet: Packet, _fds: list[int]) -> None:
+        # The mapping goes with its last view, here.
+        self._bindings.pop(int(packet["binding"]), None)
+
+    def _probe(self, _packet: Packet, _fds: list[int]) -> Packet:
+        begin_ns = monotonic_ns()
+        try:
+            text = self._backend.probe()
+        except DriverError as error:
+            return {"op": "probed", "ok": False, **failure(error)}
+
+        return {
+            "op": "probed",
+            "ok": True,
+            "text": text,
+            "took_us": (monotonic_ns() - begin_ns) // 1000,
+        }
+
+
+class _Owned:
+    """An instance together with the descriptor of its model."""
+
+    def __init__(self, instance: Instance, fd: int) -> None:
+        self._instance = instance
+        self._fd = fd
+        self.info = instance.info
+        self.precision = instance.precision
+        self.attach_input = instance.attach_input
+        self.attach_output = instance.attach_output
+        self.run = instance.run
+        self.reset = instance.reset
+
+    def close(self) -> None:
+        self._instance.close()
+        os.close(self._fd)
+
+
+def apply_priority(options: Mapping[str, Any]) -> None:
+    """Niceness and processors as configured; a refusal is said and serving goes on."""
+    try:
+        if options.get("affinity"):
+            os.sched_setaffinity(0, options["affinity"])
+
+        if options.get("niceness"):
+            os.setpriority(os.PRIO_PROCESS, 0, options["niceness"])
+    except OSError as error:
+        print(f"priority not applied: {error}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="switchgear-worker")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--backend", required=True)
+    parser.add_argument("--options", type=json.loads, default={})
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    set_not_dumpable()
+    # The daemon decides when a worker ends; a terminal's Ctrl-C goes to the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    apply_priority(arguments.options)
+    sock = socket.socket(fileno=arguments.fd)
+    try:
+        backend = open_backend(arguments.backend, arguments.options)
+    except DriverError as error:
+        worker.send(sock, {"op": "absent", **failure(error)})
+        return 1
+
+    worker.send(
+        sock,
+        {
+            "op": "hello",
+            "protocol": worker.WORKER_PROTOCOL,
+            "contract": CONTRACT_VERSION,
+            "backend": backend.name,
+            "engine": backend.engine,
+            "engine_version": backend.engine_version,
+            "pid": os.getpid(),
+        },
+    )
+    Worker(sock, backend).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
