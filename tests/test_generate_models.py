@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,11 @@ from switchgear.backends.generate import (
     slow_reference,
     two_inputs,
 )
+from switchgear.backends.generate.__main__ import MODELS
+from switchgear.backends.generate.__main__ import main as generate_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def started(model: bytes) -> Any:
@@ -255,3 +260,28 @@ def test_models_are_written_without_an_engine() -> None:
     )
 
     assert result.stdout.strip() == "[]"
+
+
+def test_the_command_writes_what_the_functions_return(tmp_path: Path) -> None:
+    assert generate_command(["--", str(tmp_path / "models"), "ramp", "lookup"]) == 0
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {
+        "ramp.tflite",
+        "lookup.tflite",
+    }
+    assert (tmp_path / "models" / "ramp.tflite").read_bytes() == ramp()
+
+
+def test_the_command_refuses_a_name_it_does_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        generate_command([str(tmp_path), "ramp", "no_such_model"])
+
+    assert caught.value.code == 2
+    assert "no_such_model" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_of_the_command_loads(name: str) -> None:
+    assert started(MODELS[name]()).get_output_details()
