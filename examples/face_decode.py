@@ -80,11 +80,8 @@ def prepare(picture: NDArray[np.uint8]) -> tuple[NDArray[np.float32], Placement]
     top = (INPUT_SIDE - new_height) // 2
     left = (INPUT_SIDE - new_width) // 2
 
-    rows = _resampling(height, new_height) @ picture.astype(np.float32).reshape(height, -1)
-    by_column = rows.reshape(new_height, width, 3).transpose(1, 0, 2).reshape(width, -1)
-    columns = _resampling(width, new_width) @ by_column
-    small = columns.reshape(new_width, new_height, 3).transpose(1, 0, 2)
-
+    low = _resized(picture, new_height)
+    small = _resized(low.transpose(1, 0, 2), new_width).transpose(1, 0, 2)
     inside = np.zeros((1, INPUT_SIDE, INPUT_SIDE, 3), np.float32)
     inside[0, top : top + new_height, left : left + new_width] = small
     return inside / np.float32(127.5) - np.float32(1), Placement(scale, left, top)
@@ -175,14 +172,24 @@ def _face(
     return Face(left, top, right, bottom, score, named)
 
 
-def _resampling(source: int, target: int) -> NDArray[np.float32]:
-    """[target, source]: each row takes a weighted mean, a triangle that spans the new pixel.
+def _resized(rows: NDArray[Any], target: int) -> NDArray[np.float32]:
+    """[target, ...] of rows [source, ...]: each new row is a weighted mean of old ones.
 
-    It smooths while it shrinks a picture, where picking single pixels would leave noise.
+    The weights form a triangle that spans the new row and reaches its neighbours' middles. That
+    smooths while it shrinks a picture, where picking single rows would leave noise.
     """
+    source = len(rows)
     step = source / target
     reach = max(step, 1.0)
-    centres = (np.arange(target) + 0.5) * step
-    distances = np.abs(np.arange(source)[None, :] + 0.5 - centres[:, None])
-    weights = np.maximum(0, 1 - distances / reach)
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
+    result = np.empty((target, *rows.shape[1:]), np.float32)
+
+    for index in range(target):
+        centre = (index + 0.5) * step
+        # A large photo as float32 would not fit everywhere: only the rows in reach are.
+        first = max(0, int(centre - reach))
+        window = rows[first : min(source, int(centre + reach) + 1)].astype(np.float32)
+        distances = np.abs(np.arange(first, first + len(window)) + 0.5 - centre)
+        weights = np.maximum(0, 1 - distances / reach).astype(np.float32)
+        result[index] = np.tensordot(weights / weights.sum(), window, axes=1)
+
+    return result
