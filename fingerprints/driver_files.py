@@ -8,17 +8,19 @@ at will) and are never looked at. Reads a few kilobytes per library; blocks on t
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from switchgear.fingerprints.installed import drivers
+from switchgear.fingerprints.measurement import OPENCL_BANDWIDTH, VULKAN_MATMUL
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _MANIFEST_BYTES: Final = 64 * 1024
-_MANIFESTS_AT_MOST: Final = 256
+_DRIVERS_AT_MOST: Final = 256
 _SAMPLE_BYTES: Final = 64 * 1024
 # Where loaders look besides /etc/ld.so.conf.d; Android's own last.
 _LIBRARY_FOLDERS: Final = (
@@ -31,37 +33,24 @@ _LIBRARY_FOLDERS: Final = (
     "/system/vendor/lib64",
     "/system/lib64",
 )
-_VULKAN_ICD: Final = "vulkan/icd.d"
 
 
 def vulkan_files(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
     """Identity of the Vulkan loader, of every driver's manifest and of its library, by path.
 
-    The folders and variables are those of the Khronos loader's documentation.
+    `root` is where libraries are looked for; manifests come from where the loader looks under
+    this environment. Android has no manifests: there the driver is `vulkan.*.so` itself.
     """
-    chosen = environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES")
-    added = environment.get("VK_ADD_DRIVER_FILES", "")
-    if chosen:
-        manifests = [Path(entry) for entry in chosen.split(":") if entry]
-    else:
-        folders = [root / f"{base.lstrip('/')}/{_VULKAN_ICD}" for base in _xdg(environment)]
-        manifests = [file for folder in folders for file in _files(folder, ".json")]
-
-    manifests += [Path(entry) for entry in added.split(":") if entry]
     found: dict[str, str] = {}
     _add_library(found, "libvulkan.so.1", environment, root)
-    for manifest in manifests[:_MANIFESTS_AT_MOST]:
-        data = _small_file(manifest)
-        if data is None:
-            continue
-
-        found[str(manifest)] = _digest(data)
-        library = _manifest_library(data)
+    for driver in drivers(VULKAN_MATMUL, environment)[:_DRIVERS_AT_MOST]:
+        manifest = Path(driver.environment["VK_DRIVER_FILES"])
+        _add_manifest(found, manifest)
+        library = driver.library
         if "/" in library and not library.startswith("/"):
             library = str(manifest.parent / library)
 
-        if library:
-            _add_library(found, library, environment, root)
+        _add_library(found, library, environment, root)
 
     for library_path in _files(root / "vendor/lib64/hw", ".so"):
         if library_path.name.startswith("vulkan."):
@@ -76,20 +65,13 @@ def opencl_files(environment: Mapping[str, str], root: Path = Path("/")) -> dict
     A `.icd` file holds one library name. Android has no such entries: there the vendor's
     `libOpenCL.so` is the driver itself.
     """
-    folder = environment.get("OCL_ICD_VENDORS") or environment.get("OPENCL_VENDOR_PATH")
-    entries = _files(Path(folder) if folder else root / "etc/OpenCL/vendors", ".icd")
     found: dict[str, str] = {}
-    for entry in entries[:_MANIFESTS_AT_MOST]:
-        data = _small_file(entry)
-        if data is None:
-            continue
-
-        found[str(entry)] = _digest(data)
-        _add_library(found, data.decode("utf-8", "replace").strip(), environment, root)
+    for driver in drivers(OPENCL_BANDWIDTH, environment)[:_DRIVERS_AT_MOST]:
+        _add_manifest(found, Path(driver.environment["OCL_ICD_VENDORS"]))
+        _add_library(found, driver.library, environment, root)
 
     for library in environment.get("OCL_ICD_FILENAMES", "").split(":"):
-        if library:
-            _add_library(found, library, environment, root)
+        _add_library(found, library, environment, root)
 
     for name in ("vendor/lib64/libOpenCL.so", "system/vendor/lib64/libOpenCL.so"):
         if (root / name).exists():
@@ -140,26 +122,23 @@ def find_library(
     return next((folder / name for folder in folders if (folder / name).exists()), None)
 
 
+def _add_manifest(found: dict[str, str], manifest: Path) -> None:
+    data = _small_file(manifest)
+    if data is not None:
+        found[str(manifest)] = f"sha256 {hashlib.sha256(data).hexdigest()[:32]}"
+
+
 def _add_library(
     found: dict[str, str], name: str, environment: Mapping[str, str], root: Path
 ) -> None:
+    if not name:
+        return
+
     path = find_library(name, environment, root)
     if path is None:
         found[name] = "not found"
     else:
         found[str(path)] = file_identity(path)
-
-
-def _xdg(environment: Mapping[str, str]) -> list[str]:
-    home = environment.get("HOME", "")
-    bases = [environment.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")]
-    bases += (environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
-    bases += [
-        "/etc",
-        environment.get("XDG_DATA_HOME") or (f"{home}/.local/share" if home else ""),
-    ]
-    bases += (environment.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")
-    return [base for base in dict.fromkeys(bases) if base]
 
 
 def _configured_folders(root: Path) -> Iterator[str]:
@@ -190,21 +169,6 @@ def _small_file(path: Path) -> bytes | None:
         return None
     finally:
         os.close(descriptor)
-
-
-def _digest(data: bytes) -> str:
-    return f"sha256 {hashlib.sha256(data).hexdigest()[:32]}"
-
-
-def _manifest_library(data: bytes) -> str:
-    try:
-        manifest = json.loads(data)
-    except (ValueError, RecursionError):
-        return ""
-
-    icd = manifest.get("ICD") if isinstance(manifest, dict) else None
-    library = icd.get("library_path") if isinstance(icd, dict) else None
-    return library if isinstance(library, str) else ""
 
 
 def _build_id(descriptor: int, size: int) -> str:
