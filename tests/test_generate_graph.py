@@ -15,6 +15,7 @@ from switchgear.backends.generate import (
     lookup,
     mobilenet_v1,
     multiply_adds,
+    slow,
     two_inputs,
 )
 from switchgear.backends.generate.graph import Model, Quantisation
@@ -157,3 +158,26 @@ def test_copies_and_additions_cost_no_multiply_adds() -> None:
 def test_cost_of_something_else_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match="TFL3"):
         multiply_adds(content)
+
+
+def test_cost_of_a_damaged_file_is_a_number_or_refused() -> None:
+    whole = slow(1)
+    random = np.random.RandomState(6)
+    refused = 0
+
+    for round_number in range(300):
+        damaged = bytearray(whole)
+
+        if round_number % 2:
+            del damaged[random.randint(8, len(damaged)) :]
+        else:
+            # The tables stand in front of the constants or behind them: at both ends.
+            for end in (random.randint(8, 4000), -random.randint(1, 4000)):
+                damaged[end] ^= 1 << random.randint(8)
+
+        try:
+            assert isinstance(multiply_adds(bytes(damaged)), int)
+        except ValueError:
+            refused += 1
+
+    assert refused > 50

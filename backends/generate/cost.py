@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any, Final
 
 from ai_edge_litert import schema_py_generated as schema
@@ -21,9 +22,16 @@ def multiply_adds(model_bytes: bytes) -> int:
     if len(model_bytes) < 8 or model_bytes[4:8] != _FILE_IDENTIFIER:
         raise ValueError("not a .tflite file: its identifier TFL3 is missing")
 
-    model = schema.Model.GetRootAs(model_bytes)
+    try:
+        return _counted(schema.Model.GetRootAs(model_bytes))
+    # What the reader does when an offset leads outside, by where it led.
+    except (struct.error, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"a damaged .tflite file: {error}") from error
+
+
+def _counted(model: Any) -> int:
     graph = model.Subgraphs(0)
-    counted = {
+    counters = {
         getattr(schema.BuiltinOperator, name): count for name, count in _COUNT_BY_NAME.items()
     }
     total = 0
@@ -32,7 +40,7 @@ def multiply_adds(model_bytes: bytes) -> int:
         operator = graph.Operators(index)
         code = model.OperatorCodes(operator.OpcodeIndex())
         # Old files have the 8-bit field only, new ones both.
-        count = counted.get(max(code.BuiltinCode(), code.DeprecatedBuiltinCode()))
+        count = counters.get(max(code.BuiltinCode(), code.DeprecatedBuiltinCode()))
 
         if count is not None:
             total += count(graph, operator)
