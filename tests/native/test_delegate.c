@@ -1,0 +1,413 @@
+/* A small but real TFLite external delegate, for the tests: it computes FLOAT32 ADD, CONV_2D and
+ * DEPTHWISE_CONV_2D itself, on the CPU, and can fail or be slow on demand.
+ *
+ * Options (all strings):
+ *   mode        ok | none (claims nothing) | fail_create | fail_prepare | fail_invoke
+ *   fail_after  fail_invoke lets this many partition runs pass first
+ *   latency_us  extra time per partition run
+ *   max_nodes   claims at most this many nodes
+ *   abort_after aborts the process in the partition run after this many
+ *   busy_file   keeps its cumulative busy time there, in microseconds, as a driver's counter does
+ *
+ * The structs are declared by hand after the documented C API (tensorflow/lite/core/c/common.h,
+ * builtin_op_data.h); only leading fields are used, and the sizes are asserted.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef enum { OK = 0, ERROR = 1, DELEGATE_ERROR = 2 } Status;
+enum { FLOAT32 = 1, CONSTANT = 1, RELU = 1, RELU6 = 3, SAME = 1 };
+enum { ADD = 0, CONV_2D = 3, DEPTHWISE_CONV_2D = 4, CUSTOM = 32 };
+
+typedef struct { int size; int data[]; } IntArray;
+typedef struct { float scale; int32_t zero_point; } Scale;
+typedef struct {
+    int type;
+    void *data;
+    IntArray *dims;
+    Scale scale;
+    int allocation_type;
+    size_t bytes;
+    const void *allocation;
+    const char *name;
+    void *delegate;
+    int buffer_handle;
+    bool stale, variable;
+    struct { int type; void *params; } quantization;
+    void *sparsity;
+    const IntArray *dims_signature;
+} Tensor;
+_Static_assert(sizeof(void *) != 8 || sizeof(Tensor) == 112, "TfLiteTensor of a 64-bit ABI");
+
+typedef struct Context Context;
+typedef struct Delegate Delegate;
+typedef struct Node {
+    IntArray *inputs, *outputs, *intermediates, *temporaries;
+    void *user_data, *builtin_data;
+    const void *custom_data;
+    int custom_size;
+    Delegate *delegate;
+} Node;
+typedef struct Registration {
+    void *(*init)(Context *, const char *, size_t);
+    void (*free)(Context *, void *);
+    Status (*prepare)(Context *, Node *);
+    Status (*invoke)(Context *, Node *);
+    const char *(*profiling)(const Context *, const Node *);
+    int32_t builtin_code;
+    const char *custom_name;
+    int version;
+    void *external, *async;
+    uint64_t inplace;
+} Registration;
+struct Context {
+    size_t tensors_size;
+    Status (*get_execution_plan)(Context *, IntArray **);
+    Tensor *tensors;
+    void *impl, *resize_tensor;
+    void (*report_error)(Context *, const char *, ...);
+    void *add_tensors;
+    Status (*get_node)(Context *, int, Node **, Registration **);
+    Status (*replace)(Context *, Registration, const IntArray *, Delegate *);
+};
+struct Delegate {
+    void *data;
+    Status (*prepare)(Context *, Delegate *);
+    void *copy_from, *copy_to;
+    void (*free_handle)(Context *, Delegate *, int *);
+    int64_t flags;
+    void *opaque;
+};
+typedef struct { Delegate *delegate; IntArray *nodes, *inputs, *outputs; } PartitionParams;
+typedef struct { int padding, stride_w, stride_h, activation, dilation_w, dilation_h; } Conv;
+typedef struct {
+    int padding, stride_w, stride_h, multiplier, activation, dilation_w, dilation_h;
+} Depthwise;
+
+enum mode { MODE_OK, MODE_NONE, MODE_FAIL_PREPARE, MODE_FAIL_INVOKE };
+typedef struct {
+    enum mode mode;
+    int fail_after, abort_after, latency_us, max_nodes, runs;
+    uint64_t busy_us;
+    char busy_file[512];
+} Options;
+
+typedef struct {
+    int code, a, b, bias, out, activation;
+    int padding, stride_w, stride_h;
+    float *weights; /* [kh][kw][in][out], so that the inner loop runs over outputs */
+} Step;
+typedef struct { int count; Step *steps; void **own; size_t own_count; Options *options; } Partition;
+
+static uint64_t now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+
+static float activate(float v, int activation)
+{
+    if ((activation == RELU || activation == RELU6) && v < 0)
+        v = 0;
+    return activation == RELU6 && v > 6 ? 6 : v;
+}
+
+static float *data_of(Context *c, Partition *p, int tensor)
+{
+    return p->own[tensor] ? p->own[tensor] : c->tensors[tensor].data;
+}
+
+static void add(Context *c, Partition *p, const Step *s)
+{
+    const float *a = data_of(c, p, s->a), *b = data_of(c, p, s->b);
+    float *out = data_of(c, p, s->out);
+    for (size_t i = 0; i < c->tensors[s->out].bytes / sizeof *out; i++)
+        out[i] = activate(a[i] + b[i], s->activation);
+}
+
+static int pad_before(int padding, int in, int out, int kernel, int stride)
+{
+    int total = (out - 1) * stride + kernel - in;
+    return padding == SAME && total > 0 ? total / 2 : 0;
+}
+
+static void convolve(Context *c, Partition *p, const Step *s)
+{
+    const int *in = c->tensors[s->a].dims->data, *k = c->tensors[s->b].dims->data;
+    const int *shape = c->tensors[s->out].dims->data;
+    const float *x = data_of(c, p, s->a), *bias = c->tensors[s->bias].data;
+    float *y = data_of(c, p, s->out);
+    int channels = in[3], outputs = shape[3], depthwise = s->code == DEPTHWISE_CONV_2D;
+    int top = pad_before(s->padding, in[1], shape[1], k[1], s->stride_h);
+    int left = pad_before(s->padding, in[2], shape[2], k[2], s->stride_w);
+    for (int oy = 0; oy < shape[1]; oy++)
+        for (int ox = 0; ox < shape[2]; ox++, y += outputs) {
+            memcpy(y, bias, sizeof *y * (size_t)outputs);
+            for (int ky = 0; ky < k[1]; ky++)
+                for (int kx = 0; kx < k[2]; kx++) {
+                    int iy = oy * s->stride_h - top + ky, ix = ox * s->stride_w - left + kx;
+                    if (iy < 0 || iy >= in[1] || ix < 0 || ix >= in[2])
+                        continue;
+                    const float *pixel = x + ((size_t)iy * in[2] + ix) * channels;
+                    const float *w = s->weights + (size_t)(ky * k[2] + kx) * outputs
+                        * (depthwise ? 1 : channels);
+                    if (depthwise)
+                        for (int o = 0; o < outputs; o++)
+                            y[o] += pixel[o] * w[o];
+                    else
+                        for (int i = 0; i < channels; i++, w += outputs)
+                            for (int o = 0; o < outputs; o++)
+                                y[o] += pixel[i] * w[o];
+                }
+            for (int o = 0; o < outputs; o++)
+                y[o] = activate(y[o], s->activation);
+        }
+}
+
+/* [out][kh][kw][in] to [kh][kw][in][out]; a depthwise filter is [1][kh][kw][out] already. */
+static float *transposed(const Tensor *filter, int code)
+{
+    const int *k = filter->dims->data;
+    float *to = malloc(filter->bytes);
+    const float *from = filter->data;
+    if (code == DEPTHWISE_CONV_2D) {
+        memcpy(to, from, filter->bytes);
+        return to;
+    }
+    int taps = k[1] * k[2] * k[3];
+    for (int o = 0; o < k[0]; o++)
+        for (int i = 0; i < taps; i++)
+            to[(size_t)i * k[0] + o] = from[(size_t)o * taps + i];
+    return to;
+}
+
+static void *partition_init(Context *c, const char *buffer, size_t length)
+{
+    const PartitionParams *params = (const PartitionParams *)buffer;
+    (void)length;
+    Partition *p = calloc(1, sizeof *p);
+    p->count = params->nodes->size;
+    p->steps = calloc((size_t)p->count, sizeof *p->steps);
+    p->own_count = c->tensors_size;
+    p->own = calloc(p->own_count, sizeof *p->own);
+    p->options = params->delegate->data;
+    for (int i = 0; i < p->count; i++) {
+        Node *node;
+        Registration *registration;
+        c->get_node(c, params->nodes->data[i], &node, &registration);
+        Step *s = &p->steps[i];
+        s->code = registration->builtin_code;
+        s->a = node->inputs->data[0];
+        s->b = node->inputs->data[1];
+        s->out = node->outputs->data[0];
+        if (s->code == ADD) {
+            s->activation = *(int *)node->builtin_data;
+        } else if (s->code == CONV_2D) {
+            const Conv *conv = node->builtin_data;
+            s->padding = conv->padding, s->activation = conv->activation;
+            s->stride_w = conv->stride_w, s->stride_h = conv->stride_h;
+        } else {
+            const Depthwise *conv = node->builtin_data;
+            s->padding = conv->padding, s->activation = conv->activation;
+            s->stride_w = conv->stride_w, s->stride_h = conv->stride_h;
+        }
+        if (s->code != ADD) {
+            s->bias = node->inputs->data[2];
+            s->weights = transposed(&c->tensors[s->b], s->code);
+        }
+        /* Tensors inside a partition get no memory from the interpreter. */
+        bool outside = false;
+        for (int o = 0; o < params->outputs->size; o++)
+            outside = outside || params->outputs->data[o] == s->out;
+        if (!outside)
+            p->own[s->out] = malloc(c->tensors[s->out].bytes);
+    }
+    return p;
+}
+
+static void partition_free(Context *c, void *data)
+{
+    Partition *p = data;
+    (void)c;
+    for (int i = 0; i < p->count; i++)
+        free(p->steps[i].weights);
+    for (size_t i = 0; i < p->own_count; i++)
+        free(p->own[i]);
+    free(p->steps), free(p->own), free(p);
+}
+
+static Status partition_prepare(Context *c, Node *node)
+{
+    (void)c, (void)node;
+    return OK;
+}
+
+static void keep_counter(Options *o)
+{
+    if (!o->busy_file[0])
+        return;
+    char next[sizeof o->busy_file + 8];
+    snprintf(next, sizeof next, "%s.next", o->busy_file);
+    FILE *file = fopen(next, "w");
+    if (!file)
+        return;
+    fprintf(file, "%llu\n", (unsigned long long)o->busy_us);
+    fclose(file);
+    rename(next, o->busy_file);
+}
+
+static Status partition_invoke(Context *c, Node *node)
+{
+    Partition *p = node->user_data;
+    Options *o = p->options;
+    uint64_t begin = now_us();
+    o->runs++;
+    if (o->abort_after >= 0 && o->runs > o->abort_after) {
+        fprintf(stderr, "test delegate: assertion failed in run %d\n", o->runs);
+        abort();
+    }
+    if (o->mode == MODE_FAIL_INVOKE && o->runs > o->fail_after) {
+        c->report_error(c, "test delegate: device lost in run %d", o->runs);
+        return DELEGATE_ERROR;
+    }
+    if (o->latency_us)
+        usleep((useconds_t)o->latency_us);
+    for (int i = 0; i < p->count; i++)
+        (p->steps[i].code == ADD ? add : convolve)(c, p, &p->steps[i]);
+    o->busy_us += now_us() - begin;
+    keep_counter(o);
+    return OK;
+}
+
+static bool same_shape(const Tensor *a, const Tensor *b)
+{
+    return a->dims->size == b->dims->size
+        && !memcmp(a->dims->data, b->dims->data, sizeof(int) * (size_t)a->dims->size);
+}
+
+static bool can_run(Context *c, const Node *node, const Registration *registration)
+{
+    if (registration->custom_name || node->inputs->size < 2 || node->outputs->size != 1)
+        return false;
+    const Tensor *a = &c->tensors[node->inputs->data[0]], *b = &c->tensors[node->inputs->data[1]];
+    const Tensor *out = &c->tensors[node->outputs->data[0]];
+    if (a->type != FLOAT32 || b->type != FLOAT32 || out->type != FLOAT32 || !node->builtin_data)
+        return false;
+    int activation, code = registration->builtin_code;
+    if (code == ADD) {
+        activation = *(int *)node->builtin_data;
+        if (!same_shape(a, b))
+            return false;
+    } else if (code == CONV_2D || code == DEPTHWISE_CONV_2D) {
+        if (node->inputs->size != 3 || a->dims->size != 4 || a->dims->data[0] != 1)
+            return false;
+        if (b->allocation_type != CONSTANT
+            || c->tensors[node->inputs->data[2]].allocation_type != CONSTANT)
+            return false;
+        const Conv *conv = node->builtin_data;
+        const Depthwise *deep = node->builtin_data;
+        bool plain = code == CONV_2D
+            ? conv->dilation_w == 1 && conv->dilation_h == 1
+                && b->dims->data[3] == a->dims->data[3]
+            : deep->dilation_w == 1 && deep->dilation_h == 1 && deep->multiplier == 1;
+        if (!plain)
+            return false;
+        activation = code == CONV_2D ? conv->activation : deep->activation;
+    } else {
+        return false;
+    }
+    return activation == 0 || activation == RELU || activation == RELU6;
+}
+
+static Status prepare(Context *c, Delegate *delegate)
+{
+    Options *o = delegate->data;
+    if (o->mode == MODE_FAIL_PREPARE) {
+        c->report_error(c, "test delegate: firmware not loaded");
+        return DELEGATE_ERROR;
+    }
+    if (o->mode == MODE_NONE)
+        return OK;
+    IntArray *plan;
+    if (c->get_execution_plan(c, &plan) != OK)
+        return ERROR;
+    IntArray *chosen = malloc(sizeof *chosen + sizeof(int) * (size_t)plan->size);
+    chosen->size = 0;
+    for (int i = 0; i < plan->size; i++) {
+        Node *node;
+        Registration *registration;
+        if (o->max_nodes >= 0 && chosen->size >= o->max_nodes)
+            break;
+        if (c->get_node(c, plan->data[i], &node, &registration) == OK
+            && can_run(c, node, registration))
+            chosen->data[chosen->size++] = plan->data[i];
+    }
+    Registration kernel = {
+        .init = partition_init, .free = partition_free, .prepare = partition_prepare,
+        .invoke = partition_invoke, .builtin_code = CUSTOM, .custom_name = "TestNpu",
+        .version = 1,
+    };
+    Status status = chosen->size ? c->replace(c, kernel, chosen, delegate) : OK;
+    free(chosen);
+    return status;
+}
+
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT void tflite_plugin_destroy_delegate(Delegate *delegate)
+{
+    if (delegate)
+        free(delegate->data);
+    free(delegate);
+}
+
+EXPORT Delegate *tflite_plugin_create_delegate(
+    char **keys, char **values, size_t count, void (*report)(const char *))
+{
+    Options *o = calloc(1, sizeof *o);
+    const char *wrong = NULL;
+    o->max_nodes = o->abort_after = -1;
+    for (size_t i = 0; i < count; i++) {
+        const char *key = keys[i], *value = values[i];
+        if (!strcmp(key, "fail_after"))
+            o->fail_after = atoi(value);
+        else if (!strcmp(key, "abort_after"))
+            o->abort_after = atoi(value);
+        else if (!strcmp(key, "latency_us"))
+            o->latency_us = atoi(value);
+        else if (!strcmp(key, "max_nodes"))
+            o->max_nodes = atoi(value);
+        else if (!strcmp(key, "busy_file"))
+            snprintf(o->busy_file, sizeof o->busy_file, "%s", value);
+        else if (strcmp(key, "mode"))
+            wrong = "test delegate: unknown option";
+        else if (!strcmp(value, "none"))
+            o->mode = MODE_NONE;
+        else if (!strcmp(value, "fail_prepare"))
+            o->mode = MODE_FAIL_PREPARE;
+        else if (!strcmp(value, "fail_invoke"))
+            o->mode = MODE_FAIL_INVOKE;
+        else if (!strcmp(value, "fail_create"))
+            wrong = "test delegate: cannot open /dev/testnpu0: No such device";
+        else if (strcmp(value, "ok"))
+            wrong = "test delegate: unknown mode";
+    }
+    if (wrong) {
+        if (report)
+            report(wrong);
+        free(o);
+        return NULL;
+    }
+    keep_counter(o);
+    Delegate *delegate = calloc(1, sizeof *delegate);
+    delegate->data = o;
+    delegate->prepare = prepare;
+    return delegate;
+}
