@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from switchgear.backends.generate import mobilenet_v1
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KINDS: Final = ("float", "int8")
 # A network whose output is one value everywhere was not computed (engines can run a delegate
@@ -62,6 +59,8 @@ class Network:
         self._interpreter = interpreter_module().Interpreter(
             model_content=content, num_threads=threads, experimental_delegates=delegates
         )
+        # Read before the interpreter adds its own delegate, which it does when it allocates.
+        self._nodes: list[dict[str, Any]] = list(self._interpreter._get_ops_details())
         self._interpreter.allocate_tensors()
         (entry,) = self._interpreter.get_input_details()
         (self._exit,) = self._interpreter.get_output_details()
@@ -74,7 +73,13 @@ class Network:
                 limits.min, limits.max, entry["shape"], entry["dtype"], endpoint=True
             )
 
-        self._interpreter.set_tensor(entry["index"], picture)
+        self._entry: int = entry["index"]
+        self._picture = picture
+        self.set_input()
+
+    def set_input(self) -> None:
+        """Copies the input in, as an app does for each frame."""
+        self._interpreter.set_tensor(self._entry, self._picture)
 
     def invoke(self) -> None:
         self._interpreter.invoke()
@@ -89,7 +94,8 @@ class Network:
         """A copy of the 1001 outputs, dequantised."""
         raw = self._interpreter.get_tensor(self._exit["index"]).astype(np.float32).ravel()
         scale, zero_point = self._exit["quantization"]
-        return (raw - zero_point) * scale if scale else raw
+        result: np.ndarray[Any, Any] = (raw - zero_point) * scale if scale else raw
+        return result
 
     def check(self) -> None:
         """Raises `WrongOutput` when the last inference's output cannot be the network's."""
@@ -101,7 +107,9 @@ class Network:
         if distinct < _DISTINCT_OUTPUTS:
             raise WrongOutput(f"the output has only {distinct} distinct values")
 
-    def nodes(self) -> list[str]:
-        """The operators that run, in order; a delegate's partitions have its name."""
-        details: Callable[[], list[dict[str, Any]]] = self._interpreter._get_ops_details
-        return [str(node["op_name"]) for node in details()]
+    def nodes(self) -> list[dict[str, Any]]:
+        """The model's operators, then a node for each partition of the delegate given.
+
+        Each has at least `op_name`, `inputs` and `outputs` (tensor numbers).
+        """
+        return self._nodes
