@@ -59,7 +59,7 @@ def data_files(folder: Path) -> set[str]:
     return {
         str(path.relative_to(folder))
         for layer in LAYERS
-        for suffix in ("*.py", "*.varlink", "*.spv")
+        for suffix in ("*.py", "*.varlink", "*.spv", "*.comp", "*.tflite")
         for path in (folder / layer).rglob(suffix)
     }
 
