@@ -160,7 +160,7 @@ def choose_threshold(
     trip_mc = passive_trip_mc(zones)
     if trip_mc is not None:
         names = sorted(zone.zone_id for zone in zones if zone.passive_trip_mc == trip_mc)
-        return threshold_of(trip_mc / 1000, "kernel_passive_trip", f"of {names[0]}")
+        return threshold_of(trip_mc / 1000, "kernel_passive_trip", names[0])
 
     return threshold_of(DEFAULT_THROTTLE_C, "default", "no passive trip is known")
 

@@ -147,7 +147,7 @@ def _device_lines(profile: Profile) -> list[str]:
 def _threshold_text(device: Device) -> str:
     threshold = device.threshold
     source = threshold.source.replace("_", " ")
-    note = f" {threshold.note}" if threshold.note else ""
+    note = f": {threshold.note}" if threshold.note else ""
     domain = ", ".join(device.domain.zones) or device.domain.note
     return (
         f"throttles at {threshold.throttle_c:g} C, recovers at {threshold.recover_c:g} C"

@@ -13,8 +13,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 # Pydantic resolves these at run time.
-from switchgear.fingerprints.measurement import Failure, Subject, Value  # noqa: TC001
-from switchgear.fingerprints.zones_model import Zone  # noqa: TC001
+from switchgear.fingerprints.measurement import Failure, Subject, Value
+from switchgear.fingerprints.zones_model import Zone
 
 SCHEMA_VERSION: Final = 2
 
@@ -26,7 +26,9 @@ RECOVER_BELOW_C: Final = 7.0
 PartKind: TypeAlias = Literal["cpu", "gpu", "npu"]
 ThresholdSource: TypeAlias = Literal["kernel_passive_trip", "measured", "operator", "default"]
 # An operator or a migration may not set a threshold that no chip can reach or live with.
-Celsius: TypeAlias = Annotated[float, Field(ge=20.0, le=130.0)]
+Celsius: TypeAlias = Annotated[float, Field(ge=10.0, le=150.0)]
+# Seconds since the epoch, up to the end of the year 9999, which every calendar can show.
+Moment: TypeAlias = Annotated[int, Field(ge=0, le=253_402_300_799)]
 
 
 class _Model(BaseModel):
@@ -68,7 +70,7 @@ class Threshold(_Model):
     """Where a device is too warm, where it is cool again, and who says so."""
 
     throttle_c: Celsius
-    recover_c: float
+    recover_c: Celsius
     source: ThresholdSource
     note: str = ""
 
@@ -110,7 +112,7 @@ class Measurement(_Model):
     values: tuple[Value | Failure, ...]
     notes: tuple[str, ...] = ()
     duration_s: float = 0.0
-    measured_at: int
+    measured_at: Moment
 
     def value(self, name: str) -> Value | Failure | None:
         return next((value for value in self.values if value.name == name), None)
@@ -125,7 +127,7 @@ class Profile(_Model):
     measurements: tuple[Measurement, ...]
     zones: tuple[Zone, ...] = ()
     excluded_zones: tuple[str, ...] = ()
-    measured_at: int
+    measured_at: Moment
 
     def device(self, device_id: str | None) -> Device | None:
         return next((device for device in self.devices if device.device_id == device_id), None)

@@ -117,10 +117,16 @@ def test_the_mirror_of_a_zone_in_hwmon_is_not_listed_twice(tmp_path: Path) -> No
 
 def test_no_sensors_at_all(tmp_path: Path) -> None:
     found = find_sensors(tmp_path)
-    assert found.sensors == ()
-    assert [problem.rsplit(": ", 1)[1] for problem in found.problems] == [
-        os.strerror(errno.ENOENT)
-    ] * 2
+    assert (found.sensors, found.excluded, found.problems) == ((), (), ())
+
+
+def test_a_class_that_cannot_be_listed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class/thermal").write_text("in the folder's place")
+    add_hwmon(tmp_path, 0, {"name": "k10temp", "temp1_input": 48000})
+    found = find_sensors(tmp_path)
+    assert [zone.zone_id for zone in found.zones] == ["k10temp/temp1"]
+    assert found.problems == (f"{tmp_path}/class/thermal: {os.strerror(errno.ENOTDIR)}",)
 
 
 @pytest.mark.parametrize(

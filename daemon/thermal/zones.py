@@ -174,6 +174,9 @@ def _numbered(folder: Path, prefix: str, problems: list[str]) -> list[Path]:
     """The entries `prefix<N>` of a class folder in the order of their numbers."""
     try:
         names = os.listdir(folder)
+    except FileNotFoundError:
+        # A machine without sensors, or a kernel without the class: nothing is wrong.
+        return []
     except OSError as error:
         problems.append(f"{folder}: {error.strerror}")
         return []

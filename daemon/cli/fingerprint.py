@@ -1,0 +1,285 @@
+"""`switchgear fingerprint`: measures this device, shows, dumps and compares what was measured.
+
+`run` measures in child processes of this command; the others read the stored profile. None of
+them needs a daemon. Results go to standard output, everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from switchgear.daemon.thermal.zones import SYSFS_ROOT, find_sensors, read_sensor
+
+if TYPE_CHECKING:
+    from switchgear.fingerprints.profile import Profile
+    from switchgear.fingerprints.runner import Progress
+    from switchgear.fingerprints.store import ProfileStore
+
+DONE: Final = 0
+FAILED: Final = 1
+WRONG_USAGE: Final = 2
+
+_BAR_CELLS: Final = 24
+_FILE_BYTES_AT_MOST: Final = 4 * 1024 * 1024
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `fingerprint` with its verbs. Each sets `run` to a function of the arguments that
+    returns the exit status."""
+    parser = subparsers.add_parser(
+        "fingerprint",
+        help="measure this device; show, dump or compare what was measured",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    run = _verb(
+        verbs, "run", _run, "measure what has changed", "switchgear fingerprint run --quick"
+    )
+    run.add_argument("--quick", action="store_true", help="8 seconds instead of 30")
+    run.add_argument("--force", action="store_true", help="measure everything again")
+    run.add_argument("--json", action="store_true", help="print the profile as JSON")
+    run.add_argument("--delegate", metavar="LIB", default="", help="the NPU's TFLite delegate")
+    run.add_argument(
+        "--sysfs", type=Path, default=SYSFS_ROOT, metavar="DIR", help=argparse.SUPPRESS
+    )
+
+    show = _verb(
+        verbs,
+        "show",
+        _show,
+        "the stored profile, and what is stale",
+        "switchgear fingerprint show",
+    )
+    show.add_argument("--json", action="store_true", help="print the profile as JSON")
+    show.add_argument(
+        "--sysfs", type=Path, default=SYSFS_ROOT, metavar="DIR", help=argparse.SUPPRESS
+    )
+
+    dump = _verb(
+        verbs,
+        "dump",
+        _dump,
+        "the stored profile for a bug report",
+        "switchgear fingerprint dump --format xml > device_fingerprint.xml",
+    )
+    form = dump.add_mutually_exclusive_group()
+    form.add_argument("--format", choices=("json", "xml", "table"), default="json")
+    form.add_argument("--json", dest="format", action="store_const", const="json")
+
+    diff = _verb(
+        verbs,
+        "diff",
+        _diff,
+        "what changed between two profiles",
+        "switchgear fingerprint diff before.json",
+    )
+    diff.add_argument("old", metavar="A", type=Path, help="a dumped or stored profile")
+    diff.add_argument(
+        "new", metavar="B", type=Path, nargs="?", help="another; else the stored profile"
+    )
+    diff.add_argument("--all", action="store_true", help="show what did not change too")
+    diff.add_argument("--json", action="store_true", help="print the changes as JSON")
+
+
+def _verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: object,
+    text: str,
+    example: str,
+) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=text, description=text, epilog=f"example: {example}")
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help="the folder of the profile (else the daemon's)",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from switchgear.fingerprints.dump import render
+    from switchgear.fingerprints.refresh import Surroundings, refresh
+    from switchgear.fingerprints.runner import Plan
+
+    sensors = find_sensors(arguments.sysfs)
+    plan = Plan(quick=arguments.quick, delegate=arguments.delegate, sysfs=str(arguments.sysfs))
+    shown = ProgressLines(sys.stderr.isatty())
+    try:
+        done = asyncio.run(
+            refresh(
+                _store(arguments),
+                plan,
+                Surroundings(sensors.zones, sensors.excluded),
+                force=arguments.force,
+                progress=shown.update,
+            )
+        )
+    except KeyboardInterrupt:
+        shown.end()
+        _say("interrupted: nothing was stored")
+        return FAILED
+
+    shown.end()
+    for problem in (*sensors.problems, *done.problems):
+        _say(problem)
+
+    for test, reasons in done.stale.items():
+        _say(f"{test}: {'; '.join(reasons[:3])}")
+
+    if done.profile is None:
+        return FAILED
+
+    if not done.stale:
+        _say("nothing has changed: --force measures again")
+
+    print(render(done.profile, "json" if arguments.json else "table"), end="")
+    stored = done.saved or (not done.stale and not done.measured_elsewhere)
+    return DONE if stored else FAILED
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from switchgear.fingerprints.dump import render
+    from switchgear.fingerprints.key import current_key, stale_parts
+
+    profile = _stored(_store(arguments))
+    if profile is None:
+        return FAILED
+
+    if arguments.json:
+        print(render(profile, "json"), end="")
+        return DONE
+
+    print(render(profile, "table"), end="")
+    readings = [read_sensor(sensor) for sensor in find_sensors(arguments.sysfs).sensors]
+    if readings:
+        print("\nTemperatures now")
+
+    for reading in readings:
+        value = reading.temperature_mc
+        text = f"{value / 1000:.1f} C" if value is not None else f"none: {reading.reason}"
+        print(f"  {reading.zone_id:<26} {text}"[:80])
+
+    # What the delegate's file was is in the stored key; whether it changed is for `run` to say.
+    delegates = [
+        name.removeprefix("file:")
+        for name in profile.key.parts.get("npu_utilisation", {})
+        if name.startswith("file:")
+    ]
+    stale = stale_parts(profile.key, current_key(npu_libraries=delegates))
+    for test, reasons in stale.items():
+        _say(f"{test} is out of date: {'; '.join(reasons[:3])}")
+
+    return DONE
+
+
+def _dump(arguments: argparse.Namespace) -> int:
+    from switchgear.fingerprints.dump import render
+
+    profile = _stored(_store(arguments))
+    if profile is None:
+        return FAILED
+
+    print(render(profile, arguments.format), end="")
+    return DONE
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    import json
+
+    from switchgear.fingerprints.diff import compare, to_table
+
+    old = _from_file(arguments.old)
+    new = _from_file(arguments.new) if arguments.new else _stored(_store(arguments))
+    if old is None or new is None:
+        return FAILED
+
+    difference = compare(old, new)
+    if arguments.json:
+        print(json.dumps(difference.to_json(), indent=1))
+    else:
+        print(to_table(difference, everything=arguments.all), end="")
+
+    return DONE
+
+
+def _store(arguments: argparse.Namespace) -> ProfileStore:
+    from switchgear.fingerprints.store import ProfileStore
+
+    if arguments.store is not None:
+        return ProfileStore(arguments.store)
+
+    from switchgear.daemon.paths import state_dir
+
+    return ProfileStore(state_dir())
+
+
+def _stored(store: ProfileStore) -> Profile | None:
+    loaded = store.load()
+    if loaded.problem is not None:
+        place = (
+            f" (set aside as {loaded.problem.set_aside})" if loaded.problem.set_aside else ""
+        )
+        _say(f"the stored profile cannot be used: {loaded.problem.text}{place}")
+    elif loaded.profile is None:
+        _say(f"no profile in {store.folder}: measure one with `switchgear fingerprint run`")
+
+    return loaded.profile
+
+
+def _from_file(path: Path) -> Profile | None:
+    """A profile as it is stored, or as `dump` and `run --json` print it."""
+    from switchgear.fingerprints.profile import Profile
+    from switchgear.fingerprints.store import decode
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(_FILE_BYTES_AT_MOST + 1)
+    except OSError as error:
+        _say(f"{path}: {error.strerror}")
+        return None
+
+    try:
+        return decode(data)[0]
+    except ValueError as stored_error:
+        try:
+            return Profile.model_validate_json(data)
+        except ValueError:
+            _say(f"{path}: {stored_error}")
+            return None
+
+
+class ProgressLines:
+    """Progress on standard error: one bar that moves on a terminal, else a line per step."""
+
+    def __init__(self, terminal: bool) -> None:
+        self._terminal = terminal
+        self._last = ""
+
+    def update(self, progress: Progress) -> None:
+        what = " ".join(filter(None, (progress.test, progress.device)))
+        if self._terminal:
+            full = round(progress.done * _BAR_CELLS)
+            bar = "#" * full + "-" * (_BAR_CELLS - full)
+            line = f"[{bar}] {progress.done:4.0%} {progress.test}: {progress.text}"
+            sys.stderr.write(f"\r{line[:79]:<79}")
+            sys.stderr.flush()
+        elif what != self._last:
+            _say(f"{progress.done:4.0%} {progress.test}: {progress.text}")
+
+        self._last = what
+
+    def end(self) -> None:
+        if self._terminal and self._last:
+            sys.stderr.write("\n")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
