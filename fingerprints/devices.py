@@ -231,14 +231,29 @@ def _may_be(one: tuple[list[Subject], str], other: tuple[list[Subject], str]) ->
 
 
 def _contradict(first: list[Subject], second: list[Subject]) -> bool:
-    """Whether two groups told identities that differ. What only one told is no difference."""
-    for field in ("vendor_id", "pci_address", "device_uuid"):
-        one = {getattr(subject, field) for subject in first} - {0, ""}
-        other = {getattr(subject, field) for subject in second} - {0, ""}
+    """Whether two groups told identities that differ. What only one told is no difference.
+
+    Two vendors' drivers may give one GPU two UUIDs. On a chip with one GPU that means nothing;
+    a card, of which there may be two, is told apart by it.
+    """
+    fields = ["vendor_id", "pci_address"]
+    if any(
+        subject.pci_address or subject.device_type == "discrete" for subject in first + second
+    ):
+        fields.append("device_uuid")
+
+    for field in fields:
+        one = {getattr(subject, field) for subject in first if _tells(subject, field)}
+        other = {getattr(subject, field) for subject in second if _tells(subject, field)}
         if one and other and not one & other:
             return True
 
     return False
+
+
+def _tells(subject: Subject, field: str) -> bool:
+    value = getattr(subject, field)
+    return bool(value) and not (field == "device_uuid" and _PLACEHOLDER_UUID.fullmatch(value))
 
 
 def _cpu_name(subjects: Sequence[Subject]) -> str:

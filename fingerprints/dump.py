@@ -107,12 +107,9 @@ def describe_failure(failure: Failure) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits, without an exponent."""
-    if value == 0:
-        return "0"
-
+    """Four significant digits, without an exponent for the sizes that occur."""
     text = f"{value:.4g}"
-    return f"{value:.0f}" if "e" in text else text
+    return f"{value:.0f}" if "e" in text and 1 <= abs(value) < 1e9 else text
 
 
 def _head(profile: Profile) -> list[str]:
@@ -176,12 +173,12 @@ def _test_lines(profile: Profile, test: str) -> list[str]:
 
 def _value_lines(value: Value | Failure) -> list[str]:
     if isinstance(value, Failure):
-        return _wrapped(f"    {value.name:<24}", f"- {describe_failure(value)}")
+        return _wrapped(f"    {value.name:<23} ", f"- {describe_failure(value)}")
 
     unit = _UNITS.get(value.unit, value.unit)
     text = f"{number(value.median):>9} {unit:<5}+- {number(value.spread):<8}"
     text += f"n={value.samples:<4}" + (" NOISY" if value.noisy else "")
-    lines = [f"    {value.name:<24}{text}"]
+    lines = _wrapped(f"    {value.name:<23} ", text)
     return lines + _wrapped(f"{'':38}", value.method) if value.method else lines
 
 
