@@ -82,6 +82,13 @@ def require_compiler() -> str:
     return path
 
 
+def require_header(header: str, package: str) -> None:
+    """`#include <header>` works; `package` is the Debian package that brings it."""
+    compiler = require_compiler()
+    if not _has_header(compiler, header):
+        missing(f"no C header {header}; install {package}")
+
+
 def require_glslang() -> str:
     """The path of glslangValidator."""
     return require_program("glslangValidator", "glslang-tools")
@@ -149,3 +156,10 @@ def _compiler() -> tuple[str, str]:
         )
 
     return path, result.stderr.strip().partition("\n")[0] if result.returncode else ""
+
+
+@functools.cache
+def _has_header(compiler: str, header: str) -> bool:
+    source = f"#include <{header}>\n"
+    result = subprocess.run([compiler, "-E", "-"], input=source, capture_output=True, text=True)
+    return result.returncode == 0

@@ -60,6 +60,15 @@ def test_what_is_missing_skips_or_fails_with_the_package(
     with pytest.raises(outcome, match="no switchgear-nothing; install a-package"):
         devices.require_program("switchgear-nothing", "a-package")
 
+    devices.require_compiler()
+    with pytest.raises(outcome, match="no C header nothing.h; install a-package"):
+        devices.require_header("nothing.h", "a-package")
+
+
+def test_the_drivers_headers_are_found() -> None:
+    devices.require_header("vulkan/vk_layer.h", "libvulkan-dev")
+    devices.require_header("CL/cl_icd.h", "opencl-c-headers")
+
 
 def test_a_driver_that_is_not_there_gives_the_driver_s_own_reason(
     monkeypatch: pytest.MonkeyPatch,
