@@ -37,6 +37,11 @@ _API_TESTS: Final[dict[str, str]] = {
 }
 _DRIVER: Final = "driver:"
 
+# How thoroughly a part was measured: a quick run satisfies another quick one only.
+_EFFORT: Final = "effort"
+_QUICK: Final = "quick"
+_FULL: Final = "full"
+
 # An input that an older profile did not record and that is taken for unchanged.
 UNKNOWN: Final = "?"
 
@@ -124,6 +129,13 @@ def with_drivers(key: Key, subjects: Iterable[Subject]) -> Key:
     return key.model_copy(update={"drivers": tuple(drivers), "parts": parts})
 
 
+def with_effort(key: Key, *, quick: bool) -> Key:
+    """The key of a run that measures quickly, or in full."""
+    effort = _QUICK if quick else _FULL
+    parts = {test: {**part, _EFFORT: effort} for test, part in key.parts.items()}
+    return key.model_copy(update={"parts": parts})
+
+
 def stale_parts(
     old: Key | None,
     new: Key,
@@ -172,6 +184,9 @@ def _changes(old: dict[str, str], new: dict[str, str]) -> tuple[str, ...]:
             continue
 
         before, after = old.get(name), new.get(name)
+        if name == _EFFORT and (before, after) != (_QUICK, _FULL):
+            continue
+
         if before != after and before != UNKNOWN:
             changes.append(f"{name}: {_shown(before)} -> {_shown(after)}")
 

@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from switchgear.fingerprints import runner
 from switchgear.fingerprints.assemble import assemble
-from switchgear.fingerprints.key import current_key, stale_parts
+from switchgear.fingerprints.key import current_key, stale_parts, with_effort
+from switchgear.fingerprints.measurement import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from switchgear.fingerprints.profile import Profile
     from switchgear.fingerprints.runner import MayStart, OnProgress, Plan
-    from switchgear.fingerprints.store import ProfileStore
+    from switchgear.fingerprints.store import Loaded, ProfileStore
     from switchgear.fingerprints.zones_model import Zone
+
+_NO_ROOM: Final = ("switchgear", "NoSpace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,48 +69,67 @@ async def refresh(
     never an exception: the profile is still there for this run. Cancelling ends the test that
     runs and stores nothing.
     """
-    loaded = await asyncio.to_thread(store.load)
-    problems: list[str] = []
-    if loaded.problem is not None:
-        place = f"; set aside as {loaded.problem.set_aside}" if loaded.problem.set_aside else ""
-        problems.append(f"the stored fingerprint is not used: {loaded.problem.text}{place}")
-
-    if loaded.migrated_from is not None:
-        problems.append(
-            f"the stored fingerprint was migrated from schema {loaded.migrated_from}"
+    # The lease comes before the look: what another process measured meanwhile is seen.
+    with store.measuring() as leased:
+        loaded = await asyncio.to_thread(store.load)
+        problems = _told(loaded)
+        old = loaded.profile
+        libraries = (plan.delegate,) if plan.delegate else ()
+        now = await asyncio.to_thread(
+            current_key, npu_libraries=libraries, environment=plan.environment
         )
+        key = with_effort(now, quick=plan.quick)
+        stale = stale_parts(old.key if old else None, key, tests=plan.tests, force=force)
+        stale |= {test: why for test, why in _not_run(old).items() if test in plan.tests}
+        if not leased:
+            problems.append("another process is measuring this machine now")
+            return Refreshed(old, stale, tuple(problems), measured_elsewhere=True)
 
-    old = loaded.profile
-    libraries = (plan.delegate,) if plan.delegate else ()
-    key = await asyncio.to_thread(
-        current_key, npu_libraries=libraries, environment=plan.environment
-    )
-    stale = stale_parts(old.key if old else None, key, tests=plan.tests, force=force)
-    reports = []
-    if stale:
-        with store.measuring() as leased:
-            if not leased:
-                problems.append("another process is measuring this machine now")
-                return Refreshed(old, stale, tuple(problems), measured_elsewhere=True)
-
+        reports = []
+        if stale:
+            tests = tuple(test for test in plan.tests if test in stale)
             reports = await runner.run(
-                replace(plan, tests=tuple(stale)), may_start=may_start, progress=progress
+                replace(plan, tests=tests), may_start=may_start, progress=progress
             )
 
-    profile = assemble(
-        reports,
-        key=key,
-        measured_at=int(clock()),
-        old=old,
-        zones=surroundings.zones,
-        excluded_zones=surroundings.excluded_zones,
-        operator_c=surroundings.operator_c,
-    )
-    if profile == old and loaded.migrated_from is None:
-        return Refreshed(profile, stale, tuple(problems))
+        profile = assemble(
+            reports,
+            key=key,
+            measured_at=int(clock()),
+            old=old,
+            zones=surroundings.zones,
+            excluded_zones=surroundings.excluded_zones,
+            operator_c=surroundings.operator_c,
+        )
+        if profile == old and loaded.migrated_from is None:
+            return Refreshed(profile, stale, tuple(problems))
 
-    problem = await asyncio.to_thread(store.save, profile)
-    if problem is not None:
-        problems.append(f"the fingerprint could not be stored ({problem.kind}): {problem.text}")
+        problem = await asyncio.to_thread(store.save, profile)
+        if problem is not None:
+            text = f"the fingerprint could not be stored ({problem.kind}): {problem.text}"
+            problems.append(text)
 
-    return Refreshed(profile, stale, tuple(problems), saved=problem is None)
+        return Refreshed(profile, stale, tuple(problems), saved=problem is None)
+
+
+def _told(loaded: Loaded) -> list[str]:
+    if loaded.problem is not None:
+        aside = loaded.problem.set_aside
+        place = f"; set aside as {aside}" if aside else ""
+        return [f"the stored fingerprint is not used: {loaded.problem.text}{place}"]
+
+    if loaded.migrated_from is not None:
+        return [f"the stored fingerprint was of schema {loaded.migrated_from}: migrated"]
+
+    return []
+
+
+def _not_run(old: Profile | None) -> dict[str, tuple[str, ...]]:
+    """Tests that found no room for a process of their own last time: that says nothing of the
+    device, unlike every other failure, which is kept until its part changes."""
+    return {
+        entry.test: (f"could not be run: {value.text}",)
+        for entry in (old.measurements if old else ())
+        for value in entry.values
+        if isinstance(value, Failure) and (value.domain, value.code_name) == _NO_ROOM
+    }
