@@ -38,7 +38,7 @@ def running_daemon(folder: Path, *, report: Callable[[str], None]) -> Iterator[P
     path = folder / "switchgear.sock"
     log = folder / "daemon.log"
     command = [sys.executable, "-m", "switchgear", "serve", "--socket", str(path)]
-    report(f"starting a daemon: {' '.join(command[1:])}")
+    report(f"starting a daemon: python {' '.join(command[1:])}")
 
     with _signals_as_exit(), log.open("wb") as sink:
         process = subprocess.Popen(
