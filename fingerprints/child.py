@@ -86,7 +86,7 @@ class TestProcess:
         self._environment = dict(os.environ if environment is None else environment)
         self._progress = progress
         self._outcome = Outcome()
-        self._text = "the test starts"
+        self._text = "the start, before any device"
         self._line = bytearray()
         self._stderr = bytearray()
         self._garbage = ""
@@ -286,7 +286,11 @@ class TestProcess:
         return None
 
     def _with_stderr(self, text: str) -> str:
-        lines = self._stderr.decode(errors="replace").strip().splitlines()
+        lines = [
+            line.strip()
+            for line in self._stderr.decode(errors="replace").splitlines()
+            if line.strip(" ~^")
+        ]
         return "; ".join([text, *lines[-3:]])
 
 

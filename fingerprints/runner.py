@@ -16,6 +16,7 @@ from switchgear.fingerprints.child import Limits, Outcome, TestProcess
 from switchgear.fingerprints.installed import drivers
 from switchgear.fingerprints.measure.options import Options
 from switchgear.fingerprints.measurement import (
+    NOISY_SHARE,
     TESTS,
     Measured,
     Report,
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 # Seconds for the whole, and seconds of samples per device (`Options.budget_s`).
 WHOLE_BUDGET_S: Final = 30.0
 QUICK_BUDGET_S: Final = 8.0
-_DEVICE_BUDGET_S: Final = 3.0
+_DEVICE_BUDGET_S: Final = 2.0
 _QUICK_DEVICE_BUDGET_S: Final = 0.8
+_NO_DRIVER: Final = (("vulkan", -9), ("vulkan", -3), ("opencl", -1001))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,9 @@ class Plan:
 
     `delegate` and `delegate_options` name the external delegate of the NPU test, `sysfs` is the
     root of its busy counters. `environment` is the test processes' whole environment, None for
-    this process's own. `budget_s` bounds the repeats only: a first measurement is never left
-    out for lack of time.
+    this process's own. `device_budget_s` is the time for the samples of one device, None for
+    the usual; `max_transfer_bytes` bounds the OpenCL test's size, 0 does not. `budget_s` bounds
+    the repeats only: a first measurement is never left out for lack of time.
     """
 
     tests: tuple[str, ...] = TESTS
@@ -67,16 +70,20 @@ class Plan:
     sysfs: str = "/sys"
     limits: Limits = field(default_factory=Limits)
     environment: Mapping[str, str] | None = None
-    repeat_noisy: bool = True
+    repeat: bool = True
+    device_budget_s: float | None = None
+    max_transfer_bytes: int = 0
 
     @property
     def budget_s(self) -> float:
         return QUICK_BUDGET_S if self.quick else WHOLE_BUDGET_S
 
     def options(self) -> Options:
+        usual_s = _QUICK_DEVICE_BUDGET_S if self.quick else _DEVICE_BUDGET_S
         return Options(
             quick=self.quick,
-            budget_s=_QUICK_DEVICE_BUDGET_S if self.quick else _DEVICE_BUDGET_S,
+            budget_s=usual_s if self.device_budget_s is None else self.device_budget_s,
+            max_transfer_bytes=self.max_transfer_bytes,
             delegate=self.delegate,
             delegate_options=dict(self.delegate_options),
             sysfs=self.sysfs,
@@ -101,50 +108,39 @@ class Runner:
         self._progress = progress
 
     async def run(self) -> list[Report]:
-        """All reports, in the order of the tests. A fault is a report, never an exception."""
-        reports: list[Report] = []
-        measuring_s = 0.0
+        """All reports, in the order of the tests. A fault is a report, never an exception.
+
+        Each test runs once. While the budget lasts each runs a second time, in processes of
+        their own again, the noisy ones first: a kernel's time has been seen to differ more
+        from one process to the next than within one.
+        """
+        passes = 2 if self._plan.repeat else 1
+        found: dict[str, list[Report]] = {}
+        took_s: dict[str, float] = {}
         for position, test in enumerate(self._plan.tests):
             started = time.monotonic()
-            found = await self._measure(test, position)
-            took_s = time.monotonic() - started
-            measuring_s += took_s
-            noisy = [report for report in found if report.noisy]
-            remaining = len(self._plan.tests) - position - 1
-            # Keep room for the tests to come: they matter more than a second opinion.
-            spare_s = self._plan.budget_s - measuring_s - remaining * took_s
-            if noisy and self._plan.repeat_noisy and took_s < spare_s:
-                found = await self._repeat(test, position, found)
-                measuring_s += took_s
+            found[test] = await self._measure(test, position / passes)
+            took_s[test] = time.monotonic() - started
 
-            reports += found
-            self._tell(position, test, None, 1.0, "done")
+        spent_s = sum(took_s.values())
+        if self._plan.repeat:
+            noisy_first = sorted(
+                self._plan.tests, key=lambda test: not any(each.noisy for each in found[test])
+            )
+            for position, test in enumerate(noisy_first):
+                if not _values(found[test]) or spent_s + took_s[test] > self._plan.budget_s:
+                    continue
 
-        return reports
+                spent_s += took_s[test]
+                base = (len(self._plan.tests) + position) / passes
+                second = await self._measure(test, base, skip=_failed(found[test]))
+                found[test] = merged(found[test], second)
 
-    async def _repeat(self, test: str, position: int, first: list[Report]) -> list[Report]:
-        quiet = tuple(
-            report.subject.index
-            for report in first
-            if report.subject is not None and not report.noisy
-        )
-        second = await self._measure(test, position, skip=quiet)
-        by_index = {
-            (report.subject.api, report.subject.index): report
-            for report in second
-            if report.subject is not None
-        }
-        return [
-            steadier(report, by_index[report.subject.api, report.subject.index])
-            if report.noisy
-            and report.subject is not None
-            and (report.subject.api, report.subject.index) in by_index
-            else report
-            for report in first
-        ]
+        self._tell(len(self._plan.tests), self._plan.tests[-1], None, 0.0, "done")
+        return [report for test in self._plan.tests for report in found[test]]
 
     async def _measure(
-        self, test: str, position: int, skip: tuple[int, ...] = ()
+        self, test: str, position: float, skip: tuple[int, ...] = ()
     ) -> list[Report]:
         """Every device of a test, with a further process after each death."""
         options = replace(self._plan.options(), skip=skip)
@@ -154,55 +150,67 @@ class Runner:
             outcome = await self._process(test, position, options, environment)
             reports += outcome.reports
             if outcome.death is None:
-                return reports
+                trouble = _listing_trouble(reports)
+                if trouble is None:
+                    return reports
+
+                alone = await self._one_driver_at_a_time(test, position, options, trouble)
+                return alone or reports
 
             if outcome.begun is None:
                 if reports:
                     # It died on its way out: what it had to say is said.
                     return reports
 
-                return await self._one_driver_at_a_time(test, position, options, outcome.death)
+                alone = await self._one_driver_at_a_time(test, position, options, outcome.death)
+                return alone or [Report(test, None, (outcome.death,))]
 
             reports.append(_dead(test, outcome.begun, outcome.death))
             done = {each.subject.index for each in reports if each.subject is not None}
             options = replace(options, skip=tuple(sorted({*skip, *done})))
 
     async def _one_driver_at_a_time(
-        self, test: str, position: int, options: Options, death: Failure
+        self, test: str, position: float, options: Options, trouble: Failure
     ) -> list[Report]:
-        """After a death before any device: which of the installed drivers was it?"""
+        """After trouble before any device: which of the installed drivers is it?
+
+        Empty when there is no choice of drivers, or when each one has the same trouble.
+        """
         environment = dict(
             os.environ if self._plan.environment is None else self._plan.environment
         )
         installed = drivers(test, environment)
         if len(installed) < 2:
-            name = installed[0].library if installed else ""
-            return [Report(test, None, (replace(death, library=death.library or name),))]
+            return []
 
         reports: list[Report] = []
+        troubled = 0
         for driver in installed:
-            alone = {**environment, **driver.environment}
-            outcome = await self._process(test, position, options, alone)
+            outcome = await self._process(
+                test, position, options, {**environment, **driver.environment}
+            )
             # Each driver counts its own devices from 0.
-            base = len([each for each in reports if each.subject is not None])
+            base = len(reports)
             for report in outcome.reports:
                 # A driver without a device on this machine is no finding.
                 if report.subject is not None:
                     subject = replace(report.subject, index=base + report.subject.index)
                     reports.append(replace(report, subject=subject))
 
-            if outcome.death is not None:
+            failure = outcome.death or _listing_trouble(outcome.reports)
+            if failure is not None:
+                troubled += _same(failure, trouble)
                 subject = outcome.begun or Subject(driver.api, driver.name)
                 library = subject.library or driver.library
                 subject = replace(subject, index=len(reports), library=library)
-                reports.append(_dead(test, subject, outcome.death))
+                reports.append(_dead(test, subject, replace(failure, library=library)))
 
-        return reports
+        return [] if troubled == len(installed) else reports
 
     async def _process(
         self,
         test: str,
-        position: int,
+        position: float,
         options: Options,
         environment: Mapping[str, str] | None,
     ) -> Outcome:
@@ -226,11 +234,12 @@ class Runner:
             return Outcome(death=own_failure(test, "NoSpace", text))
 
     def _tell(
-        self, position: int, test: str, subject: Subject | None, done: float, text: str
+        self, position: float, test: str, subject: Subject | None, done: float, text: str
     ) -> None:
         if self._progress is not None:
-            share = (position + done) / len(self._plan.tests)
-            self._progress(Progress(test, subject.name if subject else "", share, text))
+            share = (position + done / (2 if self._plan.repeat else 1)) / len(self._plan.tests)
+            name = subject.name if subject else ""
+            self._progress(Progress(test, name, min(share, 1.0), text))
 
 
 async def run(
@@ -243,37 +252,94 @@ async def run(
     return await Runner(plan, may_start=may_start, progress=progress).run()
 
 
-def steadier(first: Report, second: Report) -> Report:
-    """A noisy report and its repeat as one: of each value the quieter of the two.
+def merged(first: list[Report], second: list[Report]) -> list[Report]:
+    """Two passes of a test as one list: each device of the first with its values of both."""
+    again = {_key(report): report for report in second if report.subject is not None}
+    result = []
+    for report in first:
+        other = again.get(_key(report))
+        if report.subject is None or other is None or not _values([report]):
+            result.append(report)
+            continue
 
-    Both quiet and further apart than three times the larger spread: noisy after all, for the
-    machine changed between the two.
+        values = tuple(_merged(value, other.value(value.name)) for value in report.values)
+        died = [f"second pass: {each.text}" for each in other.failures if not _values([other])]
+        result.append(
+            replace(
+                report,
+                values=values,
+                notes=(*report.notes, "measured in two processes", *died),
+                duration_s=report.duration_s + other.duration_s,
+            )
+        )
+
+    return result
+
+
+def _merged(first: Measured, second: Measured | None) -> Measured:
+    """One value out of two passes.
+
+    Of a quiet and a noisy one the quiet, of two noisy ones the quieter. Of two quiet ones the
+    middle, with the spread that their samples have together: half of the gap, where that is
+    larger than each one's own.
     """
-    values = tuple(_steadier(value, second.value(value.name)) for value in first.values)
-    return replace(
-        first,
-        values=values,
-        notes=(*first.notes, "noisy, so measured twice"),
-        duration_s=first.duration_s + second.duration_s,
-    )
-
-
-def _steadier(first: Measured, second: Measured | None) -> Measured:
-    if not isinstance(first, Value):
-        return second if isinstance(second, Value) else first
-
-    if not isinstance(second, Value):
+    if not isinstance(first, Value) or not isinstance(second, Value):
         return first
 
     if first.noisy or second.noisy:
         return min(first, second, key=_unrest)
 
-    apart = abs(first.median - second.median) > 3 * max(first.spread, second.spread)
-    return replace(min(first, second, key=_unrest), noisy=apart)
+    median = (first.median + second.median) / 2
+    spread = max(first.spread, second.spread, abs(first.median - second.median) / 2)
+    return replace(
+        first,
+        median=median,
+        spread=spread,
+        samples=first.samples + second.samples,
+        noisy=spread > NOISY_SHARE * abs(median),
+    )
+
+
+def _key(report: Report) -> tuple[str, int]:
+    return (report.subject.api, report.subject.index) if report.subject else ("", -1)
+
+
+def _values(reports: list[Report]) -> bool:
+    """Whether there is a number among them at all."""
+    return any(isinstance(value, Value) for report in reports for value in report.values)
+
+
+def _failed(reports: list[Report]) -> tuple[int, ...]:
+    """The devices that have no number: what killed one process is not run again."""
+    return tuple(
+        report.subject.index
+        for report in reports
+        if report.subject is not None and not _values([report])
+    )
 
 
 def _unrest(value: Value) -> tuple[bool, float]:
     return value.noisy, value.spread / abs(value.median) if value.median else 0.0
+
+
+def _listing_trouble(reports: list[Report]) -> Failure | None:
+    """A driver's error that came in place of the list of devices.
+
+    That no driver is usable is an answer, not trouble: VK_ERROR_INCOMPATIBLE_DRIVER (-9),
+    CL_PLATFORM_NOT_FOUND_KHR (-1001), and -3 of a Vulkan loader that found no device.
+    """
+    if len(reports) != 1 or reports[0].subject is not None:
+        return None
+
+    failures = reports[0].failures
+    if not failures or (failures[0].domain, failures[0].code) in _NO_DRIVER:
+        return None
+
+    return failures[0] if failures[0].domain in ("vulkan", "opencl") else None
+
+
+def _same(first: Failure, second: Failure) -> bool:
+    return (first.domain, first.code) == (second.domain, second.code)
 
 
 def _dead(test: str, subject: Subject, death: Failure) -> Report:

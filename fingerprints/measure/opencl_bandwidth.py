@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -49,6 +51,8 @@ _PCI_BUS_INFO: Final = 0x410F  # CL_DEVICE_PCI_BUS_INFO_KHR
 
 def run(options: Options, channel: Channel) -> None:
     """Reports on every device of every platform that `options.skip` does not name."""
+    # Without it pyopencl answers a device that has no compiler with a KeyError of its own.
+    os.environ.setdefault("PYOPENCL_CACHE_FAILURE_FATAL", "1")
     try:
         import pyopencl
     except (ImportError, OSError) as error:
@@ -70,22 +74,31 @@ def run(options: Options, channel: Channel) -> None:
     for platform in platforms:
         try:
             devices = platform.get_devices()
+            trouble = None if devices else _no_device()
         except pyopencl.Error as error:
+            devices, trouble = [], test.error(error)
+
+        if trouble is not None:
             # One platform without a device must not hide the next.
-            failure = failure_of(OPENCL_BANDWIDTH, test.error(error), _library(platform))
             name = platform.name.strip()
-            subject = Subject("opencl", name, index, platform=name)
+            library = _library(platform)
+            subject = Subject("opencl", name, index, platform=name, library=library)
+            failure = failure_of(OPENCL_BANDWIDTH, trouble, library)
             if index not in options.skip:
                 channel.report(Report(OPENCL_BANDWIDTH, subject, (failure,)))
 
             index += 1
-            continue
 
         for device in devices:
             if index not in options.skip:
                 test.measure(platform, device, index)
 
             index += 1
+
+
+def _no_device() -> DriverError:
+    # pyopencl turns CL_DEVICE_NOT_FOUND into an empty list.
+    return DriverError("opencl", -1, "CL_DEVICE_NOT_FOUND", "the platform presents no device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +111,8 @@ class _Test:
         """The driver's code and name out of pyopencl's exception."""
         code = int(error.code)
         name = self.cl.status_code.to_string(code, "unknown error")
-        return DriverError("opencl", code, f"CL_{name}", str(error).strip())
+        text = str(error).strip().partition("\n")[0].partition(" - ")[0]
+        return DriverError("opencl", code, f"CL_{name}", text)
 
     def measure(self, platform: Any, device: Any, index: int) -> None:
         cl = self.cl
@@ -233,10 +247,16 @@ class _Test:
         while size > LEAST_BYTES and size > largest:
             size //= 2
 
-        if self.options.quick:
-            notes.append(f"{size // MIB} MiB: a quick run")
-        elif size == wanted:
+        bound = self.options.max_transfer_bytes
+        while bound and size > LEAST_BYTES and size > bound:
+            size //= 2
+
+        if size == FULL_BYTES:
             notes.append(f"{size // MIB} MiB: the full size")
+        elif self.options.quick:
+            notes.append(f"{size // MIB} MiB: a quick run")
+        elif bound and size <= bound < 2 * size:
+            notes.append(f"{size // MIB} MiB: the configured bound is {bound // MIB} MiB")
         else:
             notes.append(
                 f"{size // MIB} MiB: {_COPIES} times as much is to fit into half of the "
@@ -251,7 +271,7 @@ class _Test:
         self.channel.progress(0.02, "compiling an empty kernel")
         self.channel.expect(30)
         try:
-            kernel = cl.Program(context, _EMPTY_KERNEL).build(cache_dir=False).empty
+            kernel = _built(cl, context)
 
             def sample() -> float:
                 begin = time.perf_counter()
@@ -272,6 +292,16 @@ class _Test:
             "an empty kernel of one work item, enqueued and waited for",
             disturbed=contention.disturbed or drifted(samples),
         )
+
+
+def _built(cl: Any, context: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        # pyopencl leaves the source of a failed build in the folder for temporary files.
+        tempfile.tempdir = folder
+        try:
+            return cl.Program(context, _EMPTY_KERNEL).build(cache_dir=False).empty
+        finally:
+            tempfile.tempdir = None
 
 
 def _subject(platform: Any, device: Any, index: int) -> Subject:

@@ -12,13 +12,15 @@ class Options:
     """`skip` holds the indices of devices that are done, or that killed an earlier process.
 
     `budget_s` is the time that the samples of one device may take; the least number of samples
-    is taken whatever it is. `delegate` is the path of a TFLite external delegate, empty where
+    is taken whatever it is. `max_transfer_bytes` bounds the OpenCL test's size, 0 does not.
+    `delegate` is the path of a TFLite external delegate, empty where
     none is configured; `delegate_options` are its own. `sysfs` is where sysfs is mounted.
     """
 
     quick: bool = False
     budget_s: float = 4.0
     skip: tuple[int, ...] = ()
+    max_transfer_bytes: int = 0
     delegate: str = ""
     delegate_options: dict[str, str] = field(default_factory=dict)
     sysfs: str = "/sys"

@@ -7,11 +7,14 @@ keep its target alive: whoever fills a struct holds the parts until the call is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ctypes
+import os
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from switchgear.fingerprints.installed import drivers
 from switchgear.fingerprints.measure.mapped import library_named
-from switchgear.fingerprints.measurement import Subject
+from switchgear.fingerprints.measurement import VULKAN_MATMUL, Subject
 from switchgear.ipc.errors import DriverError, NoBackend
 
 API_1_1: Final = (1 << 22) | (1 << 12)
@@ -31,8 +34,8 @@ class Vulkan:
             import vulkan
         except ImportError as error:
             raise NoBackend(f"the Python package vulkan is not installed: {error}") from None
-        except OSError as error:
-            raise NoBackend(f"the Vulkan loader cannot be opened: {error}") from None
+        except OSError:
+            raise NoBackend(f"the Vulkan loader cannot be opened: {_why()}") from None
 
         self.constants: Any = vulkan
         self.ffi: Any = vulkan.ffi
@@ -54,15 +57,16 @@ class Vulkan:
         s_type = getattr(self.constants, f"VK_STRUCTURE_TYPE_{structure_type}")
         return self.ffi.new(f"{kind}*", {"sType": s_type, **members})
 
-    def listed(self, kind: str, call: Any, *arguments: Any) -> Any:
-        """An array from one of the calls that count first and fill then.
+    def listed(self, kind: str, name: str, *arguments: Any) -> Any:
+        """An array from the call `name`, one of those that count first and fill then.
 
         Its elements live as long as the array is held: a slice of it would not hold it.
         """
+        call = getattr(self.lib, name)
         count = self.ffi.new("uint32_t*")
-        self.check(call(*arguments, count, self.ffi.NULL) or 0, "enumerate")
+        self.check(call(*arguments, count, self.ffi.NULL) or 0, name)
         items = self.ffi.new(f"{kind}[]", count[0])
-        self.check(call(*arguments, count, items) or 0, "enumerate")
+        self.check(call(*arguments, count, items) or 0, name)
         if count[0] == len(items):
             return items
 
@@ -104,17 +108,19 @@ class Instance:
         self.handle = instance[0]
 
     def devices(self) -> list[PhysicalDevice]:
-        """All physical devices in the order of the loader; raises `DriverError`."""
+        """All physical devices in the order of the loader; raises `DriverError`.
+
+        The driver's file is known here only where one driver is open; `Device.library` always.
+        """
         api = self.api
-        handles = api.listed(
-            "VkPhysicalDevice", api.lib.vkEnumeratePhysicalDevices, self.handle
-        )
-        return [self._describe(index, handle) for index, handle in enumerate(handles)]
+        handles = api.listed("VkPhysicalDevice", "vkEnumeratePhysicalDevices", self.handle)
+        library = _only_driver()
+        return [self._describe(index, handle, library) for index, handle in enumerate(handles)]
 
     def close(self) -> None:
         self.api.lib.vkDestroyInstance(self.handle, self.api.ffi.NULL)
 
-    def _describe(self, index: int, handle: Any) -> PhysicalDevice:
+    def _describe(self, index: int, handle: Any, library: str) -> PhysicalDevice:
         api, ffi, lib = self.api, self.api.ffi, self.api.lib
         properties = ffi.new("VkPhysicalDeviceProperties*")
         lib.vkGetPhysicalDeviceProperties(handle, properties)
@@ -122,13 +128,13 @@ class Instance:
             ffi.string(extension.extensionName).decode()
             for extension in api.listed(
                 "VkExtensionProperties",
-                lib.vkEnumerateDeviceExtensionProperties,
+                "vkEnumerateDeviceExtensionProperties",
                 handle,
                 ffi.NULL,
             )
         )
         families = api.listed(
-            "VkQueueFamilyProperties", lib.vkGetPhysicalDeviceQueueFamilyProperties, handle
+            "VkQueueFamilyProperties", "vkGetPhysicalDeviceQueueFamilyProperties", handle
         )
         family = next(
             (i for i, each in enumerate(families) if each.queueFlags & _COMPUTE_BIT), None
@@ -137,7 +143,9 @@ class Instance:
         lib.vkGetPhysicalDeviceMemoryProperties(handle, memory)
         return PhysicalDevice(
             handle=handle,
-            subject=self._subject(index, handle, properties, extensions),
+            subject=replace(
+                self._subject(index, handle, properties, extensions), library=library
+            ),
             api_version=properties.apiVersion,
             extensions=extensions,
             queue_family=family,
@@ -207,3 +215,20 @@ def driver_version(vendor_id: int, packed: int) -> str:
         return f"{packed >> 22}.{packed >> 14 & 0xFF}.{packed >> 6 & 0xFF}.{packed & 0x3F}"
 
     return f"{packed >> 22}.{packed >> 12 & 0x3FF}.{packed & 0xFFF}"
+
+
+def _why() -> str:
+    """The dynamic linker's own reason: the package's text speaks of an SDK instead."""
+    try:
+        ctypes.CDLL("libvulkan.so.1")
+    except OSError as error:
+        return str(error)
+
+    return "the Python package vulkan does not find it"
+
+
+def _only_driver() -> str:
+    """The mapped file of the one installed driver that is open, empty where there are more."""
+    names = {os.path.basename(each.library) for each in drivers(VULKAN_MATMUL, os.environ)}
+    mapped = {library_named(name) for name in names if name} - {""}
+    return mapped.pop() if len(mapped) == 1 else ""

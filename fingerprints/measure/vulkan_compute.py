@@ -100,8 +100,12 @@ class Device:
         return HOST_POINTER in self.physical.extensions
 
     def library(self) -> str:
-        """The driver's file: where `vkQueueSubmit` of this device is."""
-        return library_at(int(self.api.ffi.cast("uintptr_t", self._procedure("vkQueueSubmit"))))
+        """The driver's file: where `vkCmdDispatch` of this device is.
+
+        Layers that stand before a driver seldom take that one.
+        """
+        found = self._procedure("vkCmdDispatch")
+        return library_at(int(self.api.ffi.cast("uintptr_t", found)))
 
     def close(self) -> None:
         """Waits until the queue is idle and destroys the device with all that it made."""

@@ -156,7 +156,7 @@ def _matmul(
     notes.append(f"kernel {kernel}, fp32, {SIZE} x {SIZE} x {SIZE}")
     channel.progress(0.1, "compiling the kernel")
     # The first dispatch compiles on drivers that put it off; the second meets cold caches.
-    channel.expect(30)
+    channel.expect(20)
     device.run(commands)
     device.run(commands)
     clock_ms: list[float] = []
