@@ -55,6 +55,9 @@ _ELSEWHERE: Final = _vocabulary(
     "modem mdm mdmss md wlan cwlan wifi iwlwifi camera isp video venc vdec ddr dram mem"
     " lpass audio adsp display mdp infra img usb nvme ufs emmc pch board"
 )
+# Thermistors beside a transmitter: hot while it sends, whatever the case feels like.
+_RADIO: Final = _vocabulary("rf modem mdm md wlan cwlan wifi wcn mmw")
+_POWER_AMPLIFIER: Final = re.compile(r"(lte|nr|md|rf)?pa")
 _CHIP: Final = _vocabulary("soc package pkg tj center chip imx ap tmu")
 # Words that say "sensor" and nothing about where.
 _THERMISTOR: Final = _vocabulary("therm ntc thermistor tsk tskn tamb sen")
@@ -63,7 +66,7 @@ _POWER_CHIP: Final = re.compile(
 )
 # On the die although they end in `therm`: blocks of Tegra, whose numbered `SOC0-therm` differs
 # from a thermistor beside the chip (`soc_therm` of a Pixel).
-_DIE_BLOCK: Final = re.compile(r"(tj|ao|pll|aux|soc\d+)[-_]?therm", re.I)
+_DIE_BLOCK: Final = re.compile(r"(tj|ao|pll|aux|mem|soc\d+)[-_]?therm", re.I)
 _ARM_CORE: Final = re.compile(r"a\d{2,3}[a-z]?|x\d{1,3}|x86")
 _MTK_PREFIX: Final = re.compile(r"^mtkts(bts)?(?=[a-z])", re.I)
 
@@ -146,6 +149,9 @@ def _naming(kind: str) -> Naming:
 
     outside = _is_outside(kind, words)
     if _any(words, _ELSEWHERE) and not outside:
+        return Naming("other")
+
+    if _any(words, _RADIO) or any(_POWER_AMPLIFIER.fullmatch(word) for word in words):
         return Naming("other")
 
     if any("cpu" in word or _ARM_CORE.fullmatch(word) for word in words) or _any(words, _CPU):
