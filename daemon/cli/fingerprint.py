@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from switchgear.daemon.thermal.zones import SYSFS_ROOT, find_sensors, read_sensor
+from switchgear.fingerprints.measurement import TESTS
 
 if TYPE_CHECKING:
     from switchgear.fingerprints.profile import Profile
@@ -43,6 +44,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     run.add_argument("--quick", action="store_true", help="8 seconds instead of 30")
     run.add_argument("--force", action="store_true", help="measure everything again")
     run.add_argument("--json", action="store_true", help="print the profile as JSON")
+    run.add_argument(
+        "--test", action="append", choices=TESTS, help="only this one (may be repeated)"
+    )
     run.add_argument("--delegate", metavar="LIB", default="", help="the NPU's TFLite delegate")
     run.add_argument(
         "--sysfs", type=Path, default=SYSFS_ROOT, metavar="DIR", help=argparse.SUPPRESS
@@ -110,7 +114,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from switchgear.fingerprints.runner import Plan
 
     sensors = find_sensors(arguments.sysfs)
-    plan = Plan(quick=arguments.quick, delegate=arguments.delegate, sysfs=str(arguments.sysfs))
+    plan = Plan(
+        tests=tuple(test for test in TESTS if test in (arguments.test or TESTS)),
+        quick=arguments.quick,
+        delegate=arguments.delegate,
+        sysfs=str(arguments.sysfs),
+    )
     shown = ProgressLines(sys.stderr.isatty())
     try:
         done = asyncio.run(
