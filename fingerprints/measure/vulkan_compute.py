@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.fingerprints.measure.mapped import library_at
+from switchgear.fingerprints.measure.vulkan_kernel import bound_pipeline
 from switchgear.ipc.errors import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from switchgear.fingerprints.measure.vulkan_api import PhysicalDevice, Vulkan
 
@@ -19,7 +20,6 @@ WAIT_TIMEOUT_NS: Final = 8_000_000_000
 # Values of the Vulkan specification (vulkan_core.h).
 _DEVICE_LOCAL, _HOST_VISIBLE, _HOST_COHERENT = 0x1, 0x2, 0x4
 _USAGE: Final = 0x1 | 0x2 | 0x20  # transfer source, transfer destination, storage
-_STORAGE_BUFFER: Final = 7
 _STAGE_COMPUTE: Final = 0x20
 _AT_TOP, _AT_COMPUTE, _AT_TRANSFER, _AT_BOTTOM = 0x1, 0x800, 0x1000, 0x2000
 _AT_HOST: Final = 0x4000
@@ -28,7 +28,6 @@ _TRANSFER_READ, _TRANSFER_WRITE = 0x800, 0x1000
 _HOST_READ, _HOST_WRITE = 0x2000, 0x4000
 _HANDLE_HOST_ALLOCATION: Final = 0x80
 _VK_TIMEOUT: Final = 2
-_WHOLE: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Device:
 
         self.api = api
         self.physical = physical
-        self._keep: list[Any] = []
+        self._kept: list[tuple[Callable[[Any], object], Any]] = []
         ffi = api.ffi
         priority = ffi.new("float*", 1.0)
         queue_info = api.struct(
@@ -73,7 +72,7 @@ class Device:
             enabledExtensionCount=len(names),
             ppEnabledExtensionNames=enabled,
         )
-        self.handle = self._created("VkDevice", "vkCreateDevice", info, physical.handle)
+        self.handle = self.created("VkDevice", "vkCreateDevice", info, physical.handle)
         queue = ffi.new("VkQueue*")
         api.lib.vkGetDeviceQueue(self.handle, physical.queue_family, 0, queue)
         self.queue = queue[0]
@@ -82,9 +81,9 @@ class Device:
             "COMMAND_POOL_CREATE_INFO",
             queueFamilyIndex=physical.queue_family,
         )
-        self._pool = self._created("VkCommandPool", "vkCreateCommandPool", pool)
+        self._pool = self.created("VkCommandPool", "vkCreateCommandPool", pool)
         fence = api.struct("VkFenceCreateInfo", "FENCE_CREATE_INFO")
-        self._fence = ffi.new("VkFence[1]", [self._created("VkFence", "vkCreateFence", fence)])
+        self._fence = ffi.new("VkFence[1]", [self.created("VkFence", "vkCreateFence", fence)])
         self._queries = ffi.NULL
         if physical.timestamp_bits:
             queries = api.struct(
@@ -93,7 +92,7 @@ class Device:
                 queryType=api.constants.VK_QUERY_TYPE_TIMESTAMP,
                 queryCount=2,
             )
-            self._queries = self._created("VkQueryPool", "vkCreateQueryPool", queries)
+            self._queries = self.created("VkQueryPool", "vkCreateQueryPool", queries)
 
     @property
     def imports_host_pointers(self) -> bool:
@@ -111,7 +110,7 @@ class Device:
         """Waits until the queue is idle and destroys the device with all that it made."""
         api = self.api
         api.check(api.lib.vkDeviceWaitIdle(self.handle), "vkDeviceWaitIdle")
-        for destroy, handle in reversed(self._keep):
+        for destroy, handle in reversed(self._kept):
             destroy(handle)
 
         api.lib.vkDestroyDevice(self.handle, api.ffi.NULL)
@@ -213,7 +212,7 @@ class Device:
         `buffers` are bound in order, `push` is the one 32-bit push constant.
         """
         api, lib = self.api, self.api.lib
-        layout, pipeline, descriptors = self._pipeline(spirv, buffers)
+        layout, pipeline, descriptors = bound_pipeline(self, spirv, buffers)
         commands = self._begin()
         if self._queries != api.ffi.NULL:
             lib.vkCmdResetQueryPool(commands[0], self._queries, 0, 2)
@@ -272,8 +271,8 @@ class Device:
 
     # Parts
 
-    def _created(self, kind: str, call: str, info: Any, parent: Any = None) -> Any:
-        """Makes an object that `close` destroys (the device itself apart)."""
+    def created(self, kind: str, call: str, info: Any, parent: Any = None) -> Any:
+        """The object that `call` makes; `close` destroys it (the device itself apart)."""
         api = self.api
         made = api.ffi.new(f"{kind}*")
         result = getattr(api.lib, call)(
@@ -282,11 +281,13 @@ class Device:
         api.check(result, call)
         if parent is None:
             destroy = getattr(api.lib, call.replace("vkCreate", "vkDestroy"))
-            self._keep.append(
-                (lambda handle: destroy(self.handle, handle, api.ffi.NULL), made[0])
-            )
+            self.keep(lambda handle: destroy(self.handle, handle, api.ffi.NULL), made[0])
 
         return made[0]
+
+    def keep(self, destroy: Callable[[Any], object], thing: Any) -> None:
+        """Has `close` call `destroy(thing)`, in the reverse order; `thing` lives until then."""
+        self._kept.append((destroy, thing))
 
     def _procedure(self, name: str) -> Any:
         found = self.api.lib.vkGetDeviceProcAddr(self.handle, name.encode())
@@ -320,7 +321,7 @@ class Device:
             "vkBindBufferMemory",
         )
         buffer = Buffer(handle, memory, size, None)
-        self._keep.append((self.free, buffer))
+        self.keep(self.free, buffer)
         return buffer
 
     def _allocate(
@@ -354,106 +355,6 @@ class Device:
         )
         return made[0]
 
-    def _pipeline(self, spirv: bytes, buffers: Sequence[Buffer]) -> tuple[Any, Any, Any]:
-        api, ffi, lib = self.api, self.api.ffi, self.api.lib
-        code = ffi.from_buffer("uint32_t[]", spirv)
-        module_info = api.struct(
-            "VkShaderModuleCreateInfo",
-            "SHADER_MODULE_CREATE_INFO",
-            codeSize=len(spirv),
-            pCode=code,
-        )
-        module = self._created("VkShaderModule", "vkCreateShaderModule", module_info)
-        bindings = ffi.new(
-            "VkDescriptorSetLayoutBinding[]",
-            [
-                {
-                    "binding": i,
-                    "descriptorType": _STORAGE_BUFFER,
-                    "descriptorCount": 1,
-                    "stageFlags": _STAGE_COMPUTE,
-                }
-                for i in range(len(buffers))
-            ],
-        )
-        set_info = api.struct(
-            "VkDescriptorSetLayoutCreateInfo",
-            "DESCRIPTOR_SET_LAYOUT_CREATE_INFO",
-            bindingCount=len(buffers),
-            pBindings=bindings,
-        )
-        set_layout = ffi.new(
-            "VkDescriptorSetLayout[1]",
-            [self._created("VkDescriptorSetLayout", "vkCreateDescriptorSetLayout", set_info)],
-        )
-        constant = ffi.new("VkPushConstantRange*", {"stageFlags": _STAGE_COMPUTE, "size": 4})
-        layout_info = api.struct(
-            "VkPipelineLayoutCreateInfo",
-            "PIPELINE_LAYOUT_CREATE_INFO",
-            setLayoutCount=1,
-            pSetLayouts=set_layout,
-            pushConstantRangeCount=1,
-            pPushConstantRanges=constant,
-        )
-        layout = self._created("VkPipelineLayout", "vkCreatePipelineLayout", layout_info)
-        info = api.struct("VkComputePipelineCreateInfo", "COMPUTE_PIPELINE_CREATE_INFO")
-        entry = ffi.new("char[]", b"main")
-        stage_type = "VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO"
-        info.stage.sType = getattr(api.constants, stage_type)
-        info.stage.stage = _STAGE_COMPUTE
-        info.stage.module = module
-        info.stage.pName = entry
-        info.layout = layout
-        made = ffi.new("VkPipeline*")
-        api.check(
-            lib.vkCreateComputePipelines(self.handle, ffi.NULL, 1, info, ffi.NULL, made),
-            "vkCreateComputePipelines",
-        )
-        self._keep.append(
-            (lambda pipeline: lib.vkDestroyPipeline(self.handle, pipeline, ffi.NULL), made[0])
-        )
-        return layout, made[0], self._descriptors(set_layout, buffers)
-
-    def _descriptors(self, set_layout: Any, buffers: Sequence[Buffer]) -> Any:
-        api, ffi, lib = self.api, self.api.ffi, self.api.lib
-        size = ffi.new(
-            "VkDescriptorPoolSize*", {"type": _STORAGE_BUFFER, "descriptorCount": len(buffers)}
-        )
-        pool_info = api.struct(
-            "VkDescriptorPoolCreateInfo",
-            "DESCRIPTOR_POOL_CREATE_INFO",
-            maxSets=1,
-            poolSizeCount=1,
-            pPoolSizes=size,
-        )
-        pool = self._created("VkDescriptorPool", "vkCreateDescriptorPool", pool_info)
-        info = api.struct(
-            "VkDescriptorSetAllocateInfo",
-            "DESCRIPTOR_SET_ALLOCATE_INFO",
-            descriptorPool=pool,
-            descriptorSetCount=1,
-            pSetLayouts=set_layout,
-        )
-        made = ffi.new("VkDescriptorSet[1]")
-        api.check(
-            lib.vkAllocateDescriptorSets(self.handle, info, made), "vkAllocateDescriptorSets"
-        )
-        ranges = ffi.new(
-            "VkDescriptorBufferInfo[]",
-            [{"buffer": each.handle, "offset": 0, "range": _WHOLE} for each in buffers],
-        )
-        writes = ffi.new("VkWriteDescriptorSet[]", len(buffers))
-        for i, write in enumerate(writes):
-            write.sType = api.constants.VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET
-            write.dstSet = made[0]
-            write.dstBinding = i
-            write.descriptorCount = 1
-            write.descriptorType = _STORAGE_BUFFER
-            write.pBufferInfo = ranges + i
-
-        lib.vkUpdateDescriptorSets(self.handle, len(buffers), writes, 0, ffi.NULL)
-        return made
-
     def _begin(self) -> Any:
         api = self.api
         info = api.struct(
@@ -486,5 +387,5 @@ class Device:
             "VkSubmitInfo", "SUBMIT_INFO", commandBufferCount=1, pCommandBuffers=commands
         )
         # The struct points to the array, so both live as long as the device.
-        self._keep.append((lambda _: None, (submit, commands)))
+        self.keep(lambda _: None, (submit, commands))
         return submit
