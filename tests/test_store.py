@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import subprocess
@@ -115,6 +116,14 @@ def test_the_file_is_plain_json(tmp_path: Path) -> None:
     assert store.save(profile()) is None
     envelope = json.loads(store.path.read_text())
     assert (envelope["schema"], envelope["profile"]["schema_version"]) == (2, 2)
+
+
+@pytest.mark.parametrize("data", [WHOLE, SCHEMA_1.read_bytes()], ids=["current", "schema 1"])
+def test_anyone_can_check_the_checksum(data: bytes) -> None:
+    """As docs/fingerprint.md says it, without our code."""
+    envelope = json.loads(data)
+    compact = json.dumps(envelope["profile"], sort_keys=True, separators=(",", ":"))
+    assert hashlib.sha256(compact.encode("ascii")).hexdigest() == envelope["sha256"]
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
