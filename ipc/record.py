@@ -33,6 +33,7 @@ RECORD: Final = struct.Struct("<BBHIQ HHBBH QQ16s HBBi HHI II QQQ I4xQ 8x")
 REQUEST: Final = struct.Struct("<BBHIQHHBBHQ")
 ROUTE: Final = struct.Struct("<I4xQ")
 REPLY_STATUS: Final = struct.Struct("<HBBiHHIIIQQQ")
+SLOTS: Final = struct.Struct("<HH")
 ID_OFFSET: Final = 8
 SLOTS_OFFSET: Final = 16
 STATUS_OFFSET: Final = 56
@@ -143,7 +144,7 @@ class Record:
     reason: int = 0
     retries: int = 0
     tried: int = 0
-    temperature_age_ms: int = NO_READING
+    temperature_age_ms: int = 0
     retry_after_ms: int = 0
     queue_ns: int = 0
     run_ns: int = 0

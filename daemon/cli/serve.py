@@ -1,0 +1,57 @@
+"""`switchgear serve`: runs the daemon in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import logging
+import sys
+from pathlib import Path
+
+from switchgear.daemon import config, listen, paths
+from switchgear.daemon.service import serve
+
+EXAMPLE = """example:
+  switchgear serve --config ./switchgear.toml --socket /tmp/mine/switchgear.sock
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "serve",
+        help="run the daemon (systemd, Android init or a terminal)",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, help="configuration file (TOML)")
+    parser.add_argument("--socket", type=Path, help="where to listen")
+    parser.add_argument("--state-dir", type=Path, help="folder of what survives a restart")
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), help="what to log"
+    )
+    parser.set_defaults(run=run)
+
+
+def _load(path: Path | None) -> config.Configuration:
+    if path is None:
+        # The usual place may be empty; a file that was named must be there.
+        usual = paths.config_path()
+        path = usual if usual.exists() else None
+
+    return config.load(path)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    configuration = _load(arguments.config)
+    level = arguments.log_level or configuration.daemon.log_level
+    logging.basicConfig(
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    socket_path = arguments.socket or paths.socket_path()
+    state_dir = arguments.state_dir or paths.state_dir()
+    opener = functools.partial(listen.open_listener, socket_path.absolute())
+    asyncio.run(serve(configuration, opener, state_dir))
+    return 0

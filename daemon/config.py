@@ -1,0 +1,174 @@
+"""The configuration: one TOML file, every key with its unit, default and bounds.
+
+`SWITCHGEAR_<SECTION>__<KEY>` in the environment overrides a key, for example
+`SWITCHGEAR_CPU__THREADS=2`. An unknown key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from switchgear.ipc.errors import BadConfiguration
+
+Positive = Annotated[int, Field(ge=1)]
+_MEBIBYTE = 1024 * 1024
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DaemonSection(_Section):
+    """`isolation`: workers per user, or one set for all users of a single-user device."""
+
+    isolation: Literal["user", "shared"] = "user"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    stop_limit_s: Annotated[float, Field(gt=0, le=300)] = 10.0
+
+
+class CpuSection(_Section):
+    """`threads`: 0 takes as many as the processors allowed, at most 4 (more rarely help models
+    of phone size). `affinity`: processors to stay on, empty for all. The batch lane runs jobs
+    of low priority beside the interactive one."""
+
+    threads: Annotated[int, Field(ge=0, le=256)] = 0
+    niceness: Annotated[int, Field(ge=-20, le=19)] = 0
+    affinity: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    batch_threads: Annotated[int, Field(ge=0, le=256)] = 1
+    batch_niceness: Annotated[int, Field(ge=-20, le=19)] = 10
+
+    def interactive_threads(self) -> int:
+        return self.threads or max(1, min(4, len(os.sched_getaffinity(0))))
+
+
+class WorkersSection(_Section):
+    """`hang_s`: a run that takes longer is ended with its worker; a model's own slow runs
+    raise it to 20 times its slowest one. `idle_s`: a user's workers end this long after their
+    last use."""
+
+    hang_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
+    start_s: Annotated[float, Field(gt=0, le=600)] = 20.0
+    idle_s: Annotated[float, Field(gt=0)] = 300.0
+
+
+class LimitsSection(_Section):
+    """What one user may hold, and how much may wait."""
+
+    connections_per_user: Positive = 256
+    sessions_per_user: Positive = 64
+    models_per_user: Positive = 64
+    jobs_per_user: Positive = 64
+    arena_mib_per_user: Positive = 1024
+    model_mib: Positive = 4096
+    memory_models_mib_per_user: Positive = 256
+    store_mib: Positive = 8192
+    queue: Annotated[int, Field(ge=1, le=65536)] = 256
+    instances_per_model: Positive = 8
+    instances_mib: Positive = 512
+
+
+class ValidationSection(_Section):
+    """The disposable process that tries a new model."""
+
+    time_limit_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    address_space_mib: Annotated[int, Field(ge=512)] = 2048
+    at_once: Annotated[int, Field(ge=1, le=64)] = 2
+
+
+class ModelEntry(_Section):
+    """A model to keep loaded for every user."""
+
+    path: Path
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] | None = None
+
+
+class Configuration(_Section):
+    """The whole file."""
+
+    daemon: DaemonSection = DaemonSection()
+    cpu: CpuSection = CpuSection()
+    workers: WorkersSection = WorkersSection()
+    limits: LimitsSection = LimitsSection()
+    validation: ValidationSection = ValidationSection()
+    models: tuple[ModelEntry, ...] = ()
+
+
+def load(path: Path | None, environment: Mapping[str, str] | None = None) -> Configuration:
+    """Reads the configuration; a `path` of None gives the defaults with the overrides.
+
+    :raises BadConfiguration: the file cannot be read or parsed, a key is unknown, or a value is
+        out of range.
+    """
+    data: dict[str, Any] = {}
+    if path is not None:
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadConfiguration(f"{path}: {error}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise BadConfiguration(f"{path}: {error}") from None
+
+    _apply_environment(data, os.environ if environment is None else environment)
+    try:
+        return Configuration.model_validate(data)
+    except ValidationError as error:
+        where = str(path) if path is not None else "environment"
+        raise BadConfiguration(f"{where}: {_describe(error)}") from None
+
+
+def _apply_environment(data: dict[str, Any], environment: Mapping[str, str]) -> None:
+    for variable, value in environment.items():
+        section, separator, key = variable.removeprefix("SWITCHGEAR_").partition("__")
+        if variable.startswith("SWITCHGEAR_") and separator:
+            section_data = data.setdefault(section.lower(), {})
+            if not isinstance(section_data, dict):
+                raise BadConfiguration(f"{variable}: [{section.lower()}] is no section")
+
+            section_data[key.lower()] = _parse_value(value)
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """The keys of the section that holds `location`."""
+    model: type[BaseModel] = Configuration
+    for part in location[:-1]:
+        if isinstance(part, int):
+            continue
+
+        if part == "models":
+            model = ModelEntry
+            continue
+
+        default = model.model_fields[part].default
+        if isinstance(default, BaseModel):
+            model = type(default)
+
+    return list(model.model_fields)
+
+
+def _describe(error: ValidationError) -> str:
+    texts = []
+    for problem in error.errors(include_url=False):
+        location = problem["loc"]
+        name = ".".join(str(part) for part in location)
+        if problem["type"] == "extra_forbidden":
+            known = _known_keys(location)
+            near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.0)
+            texts.append(f"unknown key {name}; did you mean {near[0]}?")
+        else:
+            texts.append(f"{name}: {problem['msg']}")
+
+    return "; ".join(texts)

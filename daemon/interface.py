@@ -1,0 +1,273 @@
+"""The methods of `io.switchgear` and of `org.varlink.service`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+import switchgear
+from switchgear.daemon.jobs import Job
+from switchgear.daemon.local import infer
+from switchgear.daemon.parameters import InvalidParameter, Parameters
+from switchgear.daemon.session import Options
+from switchgear.daemon.sessions import attach_socket, peer_pidfd
+from switchgear.daemon.varlink_server import INTERFACE, Call
+from switchgear.ipc.errors import ProtocolError, ShuttingDown
+from switchgear.ipc.record import RECORD_VERSION, Priority
+from switchgear.ipc.worker import MAX_SLOTS, spec_to_json
+
+if TYPE_CHECKING:
+    from switchgear.daemon.service import Service
+
+SERVICE: Final = "org.varlink.service"
+SERVICE_DESCRIPTION: Final = """\
+# What every varlink service answers
+interface org.varlink.service
+
+method GetInfo() -> (
+  vendor: string,
+  product: string,
+  version: string,
+  url: string,
+  interfaces: []string
+)
+
+method GetInterfaceDescription(interface: string) -> (description: string)
+
+error InterfaceNotFound (interface: string)
+
+error MethodNotFound (method: string)
+
+error MethodNotImplemented (method: string)
+
+error InvalidParameter (parameter: string)
+
+error PermissionDenied ()
+
+error ExpectedMore ()
+"""
+PRIORITIES: Final = {"high": Priority.HIGH, "normal": Priority.NORMAL, "batch": Priority.BATCH}
+ON_BUSY: Final = ("wait", "reject", "replace_oldest")
+DEFAULT_SLOTS: Final = 2
+MAX_OUTPUT_BYTES: Final = 1 << 30
+
+Method = Callable[[Call, Parameters], Awaitable[None]]
+
+
+def description() -> str:
+    """The text of the interface, as it is shipped."""
+    return (files("switchgear.ipc") / f"{INTERFACE}.varlink").read_text(encoding="utf-8")
+
+
+class Interface:
+    """Dispatches calls to the service. Every method is here, in the order of the interface."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._description = description()
+        self.methods: dict[str, Method] = {
+            f"{SERVICE}.GetInfo": self._service_info,
+            f"{SERVICE}.GetInterfaceDescription": self._interface_description,
+            f"{INTERFACE}.GetInfo": self._get_info,
+            f"{INTERFACE}.GetStatus": self._get_status,
+            f"{INTERFACE}.LoadModel": self._load_model,
+            f"{INTERFACE}.WatchJob": self._watch_job,
+            f"{INTERFACE}.CancelJob": self._cancel_job,
+            f"{INTERFACE}.ListModels": self._list_models,
+            f"{INTERFACE}.DescribeModel": self._describe_model,
+            f"{INTERFACE}.CheckModel": self._check_model,
+            f"{INTERFACE}.PrepareShapes": self._prepare_shapes,
+            f"{INTERFACE}.UnloadModel": self._unload_model,
+            f"{INTERFACE}.OpenSession": self._open_session,
+            f"{INTERFACE}.Infer": self._infer,
+        }
+
+    async def dispatch(self, call: Call) -> None:
+        """Runs one call; its errors become error replies in the transport."""
+        method = self.methods.get(call.method)
+        if method is None:
+            interface = call.method.rpartition(".")[0]
+            if interface in (INTERFACE, SERVICE):
+                call.fail(f"{SERVICE}.MethodNotFound", {"method": call.method[:256]})
+            else:
+                call.fail(f"{SERVICE}.InterfaceNotFound", {"interface": interface[:256]})
+
+            return
+
+        try:
+            await method(call, Parameters(call.parameters))
+        except InvalidParameter as error:
+            call.fail(f"{SERVICE}.InvalidParameter", {"parameter": str(error)[:256]})
+        except ProtocolError as error:
+            # A descriptor that is not there; the stream itself is sound.
+            call.fail(f"{SERVICE}.InvalidParameter", {"parameter": str(error)})
+
+    # org.varlink.service
+
+    async def _service_info(self, call: Call, parameters: Parameters) -> None:
+        parameters.done()
+        call.reply(
+            {
+                "vendor": "Switchgear",
+                "product": "switchgear",
+                "version": switchgear.__version__,
+                "url": "https://pypi.org/project/switchgear/",
+                "interfaces": [SERVICE, INTERFACE],
+            }
+        )
+
+    async def _interface_description(self, call: Call, parameters: Parameters) -> None:
+        name = parameters.string("interface")
+        parameters.done()
+        texts = {SERVICE: SERVICE_DESCRIPTION, INTERFACE: self._description}
+        if name in texts:
+            call.reply({"description": texts[name]})
+        else:
+            call.fail(f"{SERVICE}.InterfaceNotFound", {"interface": name[:256]})
+
+    # io.switchgear
+
+    async def _get_info(self, call: Call, parameters: Parameters) -> None:
+        parameters.done()
+        call.reply({**self._service.info(), "record_version": RECORD_VERSION})
+
+    async def _get_status(self, call: Call, parameters: Parameters) -> None:
+        parameters.done()
+        call.reply(self._service.status(call.peer))
+
+    def _serving(self) -> Service:
+        """The service, for what is new work.
+
+        :raises ShuttingDown: it is stopping.
+        """
+        if self._service.stopping:
+            raise ShuttingDown
+
+        return self._service
+
+    async def _load_model(self, call: Call, parameters: Parameters) -> None:
+        service = self._serving()
+        index = parameters.integer("descriptor")
+        name = parameters.optional_string("name")
+        parameters.done()
+        uid = call.peer.uid
+        fd = call.descriptors.take(index)
+        job = service.load_model(fd, name, uid)
+        call.reply({"job": job.identity})
+
+    async def _watch_job(self, call: Call, parameters: Parameters) -> None:
+        job = self._service.jobs.get(parameters.integer("job"), call.peer.uid)
+        parameters.done()
+        version = job.version
+        while call.more and not job.ended:
+            call.reply(job.to_json(), continues=True)
+            version = await job.changed(version)
+
+        call.reply(job.to_json())
+
+    async def _cancel_job(self, call: Call, parameters: Parameters) -> None:
+        job = self._service.jobs.get(parameters.integer("job"), call.peer.uid)
+        parameters.done()
+        job.cancel()
+        call.reply({})
+
+    async def _list_models(self, call: Call, parameters: Parameters) -> None:
+        parameters.done()
+        uid = call.peer.uid
+        models = self._service.models.all_for(uid)
+        call.reply({"models": [model.to_json(uid) for model in models]})
+
+    async def _describe_model(self, call: Call, parameters: Parameters) -> None:
+        model = self._service.models.resolve(parameters.string("model"), call.peer.uid)
+        parameters.done()
+        call.reply({"model": model.to_json(call.peer.uid)})
+
+    async def _check_model(self, call: Call, parameters: Parameters) -> None:
+        service = self._serving()
+        uid = call.peer.uid
+        model = service.models.resolve(parameters.string("model"), uid)
+        parameters.done()
+
+        async def work(job: Job) -> dict[str, object]:
+            await service.models.check(job, model, uid)
+            return model.to_json(uid)
+
+        call.reply({"job": service.jobs.start("check", model.label, uid, work).identity})
+
+    async def _prepare_shapes(self, call: Call, parameters: Parameters) -> None:
+        service = self._serving()
+        uid = call.peer.uid
+        model = service.models.resolve(parameters.string("model"), uid)
+        shapes = parameters.shapes("input_shapes", required=True)
+        parameters.done()
+
+        async def work(job: Job) -> dict[str, object]:
+            await service.models.prepare_shapes(job, model, shapes)
+            return {}
+
+        call.reply({"job": service.jobs.start("shapes", model.label, uid, work).identity})
+
+    async def _unload_model(self, call: Call, parameters: Parameters) -> None:
+        uid = call.peer.uid
+        model = self._service.models.resolve(parameters.string("model"), uid)
+        force = parameters.boolean("force")
+        parameters.done()
+        self._service.unload_model(model, uid, force=force)
+        call.reply({})
+
+    async def _open_session(self, call: Call, parameters: Parameters) -> None:
+        service = self._serving()
+        model = service.models.resolve(parameters.string("model"), call.peer.uid)
+        slots = parameters.optional_integer("slots", DEFAULT_SLOTS, 1, MAX_SLOTS)
+        on_busy = parameters.choice("on_busy", "wait", ON_BUSY)
+        priority = PRIORITIES[parameters.choice("priority", "normal", PRIORITIES)]
+        backends, strict = self._backends(parameters)
+        shapes = parameters.shapes("input_shapes")
+        capacity = parameters.optional_integer(
+            "output_capacity_bytes", None, 1, MAX_OUTPUT_BYTES
+        )
+        parameters.done()
+        options = Options(slots or DEFAULT_SLOTS, on_busy, priority, backends, strict)
+        opened = await service.sessions.open(call.peer, model, options, shapes, capacity)
+        session = opened.session
+        try:
+            pidfd = peer_pidfd(call.connection.socket, call.peer.pid)
+            client_end = attach_socket(session, pidfd)
+        except BaseException:
+            session.end()
+            raise
+
+        with client_end:
+            reply: dict[str, Any] = {
+                "session": session.identity,
+                "epoch": session.epoch,
+                "slots": session.options.slots,
+                "output_slots": len(session.output_slots),
+                "socket": 0,
+                "arena": 1,
+                "layout": session.layout_json,
+                "inputs": [spec_to_json(spec) for spec in opened.inputs],
+                "outputs": [spec_to_json(spec) for spec in opened.outputs],
+                "state": model.state,
+            }
+            call.reply(reply, [client_end.fileno(), session.arena_fd])
+
+    def _backends(self, parameters: Parameters) -> tuple[tuple[str, ...], bool]:
+        wanted = parameters.strings("backends")
+        strict = parameters.boolean("strict")
+        return self._service.router.check(wanted, strict=strict), strict
+
+    async def _infer(self, call: Call, parameters: Parameters) -> None:
+        service = self._serving()
+        model = service.models.resolve(parameters.string("model"), call.peer.uid)
+        values = parameters.values("inputs")
+        timeout_us = parameters.optional_integer("timeout_us", 0, 0, 2**53)
+        backends, strict = self._backends(parameters)
+        parameters.done()
+        options = Options(1, "wait", Priority.NORMAL, backends, strict)
+        opened = await service.sessions.open(call.peer, model, options, {}, None)
+        try:
+            call.reply(await infer(opened, values, timeout_us or 0))
+        finally:
+            opened.session.end()

@@ -1,0 +1,395 @@
+"""A lane: one backend's queue for one isolation group, and the worker that empties it.
+
+Requests wait ordered by priority and deadline. The worker gets the next one before it has
+finished the present one when runs are short, so that it never waits for the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Final
+
+from switchgear.daemon.request import Request
+from switchgear.daemon.worker_process import Events, Failure, WorkerProcess, reply_id
+from switchgear.ipc.errors import (
+    BackendFailed,
+    Busy,
+    ModelQuarantined,
+    NoBackend,
+    StateLost,
+    SwitchgearError,
+    WorkerDied,
+    error_from_code,
+)
+from switchgear.ipc.record import RUN_OFFSET, Reason
+from switchgear.ipc.record import Backend as BackendNumber
+
+if TYPE_CHECKING:
+    from switchgear.daemon.instances import Instance
+    from switchgear.daemon.models import Model
+    from switchgear.daemon.session import Session
+
+# Up to this mean run time a second request is handed to the worker ahead: a more urgent one
+# then waits at most this much longer.
+AHEAD_LIMIT_NS: Final = 10_000_000
+AHEAD_DEPTH: Final = 2
+# The weight of the newest run in the running mean.
+MEAN_WEIGHT: Final = 0.125
+# A model's own slow runs raise the hang limit to this many times its slowest run.
+HANG_FACTOR: Final = 20
+# Restarts: the first at once, then doubling from FIRST to LAST.
+RESTART_FIRST_S: Final = 0.1
+RESTART_LAST_S: Final = 30.0
+# Requests wait for a restart that is at most this far away.
+RESTART_PATIENCE_S: Final = 1.0
+# A model is quarantined after ending this many workers in a row.
+QUARANTINE_DEATHS: Final = 4
+MAX_ATTEMPTS: Final = 2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSettings:
+    """`options` go to the worker; the limits are seconds and requests."""
+
+    options: Mapping[str, Any]
+    queue_limit: int
+    hang_s: float
+    start_s: float
+
+
+class Lane:
+    """Owns at most one worker, started at the first need."""
+
+    def __init__(self, backend: str, name: str, group: str, settings: LaneSettings) -> None:
+        self.backend = backend
+        self.number = getattr(BackendNumber, backend.upper(), BackendNumber.OTHER)
+        self.name = name
+        self.group = group
+        self.worker: WorkerProcess | None = None
+        self.restarts = 0
+        self.last_end = ""
+        self.absent: Failure | None = None
+        self.used_ns = monotonic_ns()
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._queue: list[tuple[int, int, int, Request]] = []
+        self._waiting = 0
+        self._sequence = 0
+        self._running: deque[Request] = deque()
+        self._head_since_ns = 0
+        self._mean_run_ns = 1_000_000.0
+        self._streak = 0
+        self._restart: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._stopping = False
+        # Those that may send requests here; the state of stateful ones lives in the worker.
+        self.sessions: set[Session] = set()
+
+    @property
+    def label(self) -> str:
+        return f"{self.backend}/{self.name} of {self.group}"
+
+    @property
+    def queued(self) -> int:
+        return self._waiting
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request sent now would wait."""
+        return self._waiting > 0 or len(self._running) >= self._depth()
+
+    def retry_after_ms(self) -> int:
+        """When the queue has moved on by half, at the present mean run time."""
+        return max(1, int((self._waiting / 2 + 1) * self._mean_run_ns / 1e6))
+
+    # The queue.
+
+    def submit(self, request: Request) -> None:
+        """Takes a request; it is answered sooner or later, or at once when there is no room."""
+        request.lane = self
+        if request.session.model.quarantined:
+            request.session.refuse(request, ModelQuarantined)
+        elif self._stopping or self.absent is not None:
+            request.session.refuse(request, NoBackend)
+        elif (wait_s := self._restart_wait_s()) > RESTART_PATIENCE_S:
+            request.session.refuse(request, NoBackend, retry_after_ms=int(wait_s * 1000))
+        elif self._waiting >= self._settings.queue_limit:
+            request.session.refuse(request, Busy, retry_after_ms=self.retry_after_ms())
+        else:
+            worker = self.worker
+            if (
+                worker is not None
+                and worker.state == "ready"
+                and not self._waiting
+                and len(self._running) < self._depth()
+            ):
+                self._dispatch(worker, request)
+            else:
+                self._push(request)
+                self._pump()
+
+    def _push(self, request: Request) -> None:
+        self._sequence += 1
+        self._waiting += 1
+        key = (request.priority, request.deadline_ns, self._sequence, request)
+        heapq.heappush(self._queue, key)
+
+    def withdraw(self, request: Request) -> None:
+        """A waiting request was answered otherwise; it is dropped when its turn comes."""
+        self._waiting -= 1
+        # Dropped lazily; but a queue of withdrawn requests must not grow.
+        if len(self._queue) > 2 * self._waiting + 64:
+            self._queue = [item for item in self._queue if not item[3].answered]
+            heapq.heapify(self._queue)
+
+    def _depth(self) -> int:
+        return AHEAD_DEPTH if self._mean_run_ns < AHEAD_LIMIT_NS else 1
+
+    def _pump(self) -> None:
+        worker = self.worker
+        if worker is None:
+            if self._restart is None and not self._stopping:
+                self.start()
+
+            return
+
+        if worker.state != "ready":
+            return
+
+        depth = self._depth()
+        while self._queue and len(self._running) < depth:
+            request = heapq.heappop(self._queue)[3]
+            if not request.answered:
+                self._waiting -= 1
+                self._dispatch(worker, request)
+
+    def _dispatch(self, worker: WorkerProcess, request: Request) -> None:
+        now_ns = monotonic_ns()
+        request.dispatch_ns = now_ns
+        if not self._running:
+            self._head_since_ns = now_ns
+            if self._watch is None:
+                self._watch = self._loop.call_later(self._settings.hang_s, self._check_hang)
+
+        self._running.append(request)
+        worker.run(request)
+
+    def is_running(self, request: Request) -> bool:
+        return request in self._running
+
+    # The worker.
+
+    def start(self) -> WorkerProcess:
+        """The lane's worker, spawned when there is none. Does not wait until it is ready."""
+        self.used_ns = monotonic_ns()
+        if self.worker is None:
+            if self._restart is not None:
+                self._restart.cancel()
+                self._restart = None
+
+            events = Events(self._ready, self._replied, self._ended)
+            worker = WorkerProcess(self.backend, self._settings.options, self.label, events)
+            self.worker = worker
+            self._loop.call_later(self._settings.start_s, self._check_start, worker)
+
+        return self.worker
+
+    def _check_start(self, worker: WorkerProcess) -> None:
+        if worker.state == "starting":
+            worker.kill(f"it did not start within {self._settings.start_s:g} s")
+
+    def _ready(self, worker: WorkerProcess) -> None:
+        self.absent = None
+        log.info("worker %s ready: pid %d, %s", self.label, worker.pid, worker.engine)
+        self._pump()
+
+    def _replied(self, worker: WorkerProcess, reply: bytearray) -> None:
+        if not self._running or self._running[0].identity != reply_id(reply):
+            worker.kill("it answered what nobody asked")
+            return
+
+        request = self._running.popleft()
+        now_ns = monotonic_ns()
+        self._head_since_ns = now_ns
+        self._streak = 0
+        model = request.session.model
+        model.deaths = 0
+        run_ns = int.from_bytes(reply[RUN_OFFSET : RUN_OFFSET + 8], "little")
+        self._mean_run_ns += MEAN_WEIGHT * (run_ns - self._mean_run_ns)
+        if run_ns > model.slowest_run_ns:
+            model.slowest_run_ns = run_ns
+
+        # The worker first: it may be idle, the client is served within the same wake-up.
+        if self._queue:
+            self._pump()
+
+        request.session.finish(request, reply, now_ns)
+
+    def _check_hang(self) -> None:
+        self._watch = None
+        if not self._running or self.worker is None:
+            return
+
+        model = self._running[0].session.model
+        limit_s = max(self._settings.hang_s, HANG_FACTOR * model.slowest_run_ns / 1e9)
+        left_s = limit_s - (monotonic_ns() - self._head_since_ns) / 1e9
+        if left_s <= 0:
+            self.worker.kill(f"hung: model {model.label} ran for over {limit_s:g} s")
+        else:
+            self._watch = self._loop.call_later(left_s, self._check_hang)
+
+    def _ended(self, worker: WorkerProcess) -> None:
+        self.worker = None
+        self.last_end = worker.end_reason
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+        lost = list(self._running)
+        self._running.clear()
+        if worker.absent is not None:
+            self.absent = worker.absent
+            log.error("backend %s is absent: %s", self.label, worker.absent)
+        elif worker.end_reason != "asked to":
+            log.warning("worker %s (%d) ended: %s", self.label, worker.pid, worker.end_reason)
+
+        for session in list(self.sessions):
+            if session.model.state:
+                session.lose_state()
+
+        self._blame(worker, lost)
+        self._schedule_restart(lost_work=bool(lost))
+        for index, request in enumerate(lost):
+            self._recover(request, was_running=index == 0, abandoned=worker.abandoned)
+
+        if self._restart_wait_s() > RESTART_PATIENCE_S or self.absent is not None:
+            self._refuse_waiting()
+        elif self._waiting:
+            self._pump()
+
+    def _blame(self, worker: WorkerProcess, lost: list[Request]) -> None:
+        """Counts a death against the model that was running, unless somebody else killed it."""
+        if lost and not worker.killed_by_signal_9_from_outside:
+            model = lost[0].session.model
+            model.deaths += 1
+            if model.deaths >= QUARANTINE_DEATHS and not model.quarantined:
+                model.quarantined = True
+                log.error("model %s is quarantined: %s", model.label, worker.end_reason)
+
+    def _recover(self, request: Request, *, was_running: bool, abandoned: bool) -> None:
+        """Finds a way on for a request whose worker is gone."""
+        session = request.session
+        # Whatever is not reaped may still write to the slot.
+        if not (session.poison(request) if abandoned else session.unpoison(request)):
+            return
+
+        request.tried |= 1 << self.number
+        if was_running:
+            request.attempts += 1
+
+        if session.model.state:
+            session.refuse(request, StateLost)
+        elif request.attempts >= MAX_ATTEMPTS:
+            session.refuse(request, WorkerDied)
+        else:
+            request.reason = Reason.RETRIED
+            self._push(request)
+
+    def _schedule_restart(self, *, lost_work: bool) -> None:
+        if self._stopping:
+            return
+
+        delay_s = 0.0
+        if self._streak:
+            delay_s = min(RESTART_LAST_S, RESTART_FIRST_S * 2 ** (self._streak - 1))
+
+        self._streak += 1
+        self.restarts += 1
+        if self.absent is not None:
+            delay_s = RESTART_LAST_S
+
+        if delay_s or not (lost_work or self._waiting):
+            self._restart = self._loop.call_later(delay_s, self._restart_due)
+
+    def _restart_due(self) -> None:
+        self._restart = None
+        self.absent = None
+        if not self._stopping:
+            self.start()
+
+    def _restart_wait_s(self) -> float:
+        if self.worker is not None or self._restart is None:
+            return 0.0
+
+        return max(0.0, self._restart.when() - self._loop.time())
+
+    def _refuse_waiting(self) -> None:
+        wait_ms = int(self._restart_wait_s() * 1000)
+        queue, self._queue, self._waiting = self._queue, [], 0
+        for _, _, _, request in sorted(queue):
+            if not request.answered:
+                request.session.refuse(request, NoBackend, retry_after_ms=wait_ms)
+
+    async def load(self, instance: Instance) -> dict[str, Any]:
+        """Loads an instance in the worker and waits for it; once more when the worker dies.
+
+        :raises SwitchgearError: the backend refuses it, or two workers died of it.
+        """
+        for attempt in range(MAX_ATTEMPTS):
+            result = await asyncio.shield(self.start().load(instance))
+            if not isinstance(result, Failure):
+                return result
+
+            if result.code != WorkerDied.code or attempt == MAX_ATTEMPTS - 1:
+                raise load_error(result, instance.model)
+
+        raise WorkerDied(f"loading {instance.model.label}")
+
+    def forget(self, session: Session) -> None:
+        """A session ended: its arena leaves the worker after what runs there."""
+        self.sessions.discard(session)
+        if self.worker is not None:
+            self.worker.unbind(session.identity)
+
+    def unload(self, instance: Instance) -> None:
+        if self.worker is not None:
+            self.worker.unload(instance.identity)
+
+    def stop(self) -> WorkerProcess | None:
+        """Takes no more work and asks the worker to end; returns it."""
+        self._stopping = True
+        if self._restart is not None:
+            self._restart.cancel()
+            self._restart = None
+
+        self._refuse_waiting()
+        worker = self.worker
+        if worker is not None:
+            worker.close()
+
+        return worker
+
+
+def load_error(failure: Failure, model: Model) -> SwitchgearError:
+    """The error that a client gets for an instance that a worker could not load."""
+    if failure.domain == "switchgear":
+        return error_from_code(failure.code, f"model {model.label}: {failure.text}")
+
+    return BackendFailed(
+        f"model {model.label}: {failure.text}",
+        domain=failure.domain,
+        driver_code=failure.code,
+        driver_name=failure.name,
+    )

@@ -1,0 +1,91 @@
+"""The pool: every lane of every isolation group, and the end of those that nobody uses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from time import monotonic_ns
+from typing import Any, Final
+
+from switchgear.daemon.config import Configuration
+from switchgear.daemon.lane import Lane, LaneSettings
+from switchgear.ipc.record import Priority
+
+IDLE_CHECK_S: Final = 30.0
+LANES: Final = {
+    Priority.HIGH: "interactive",
+    Priority.NORMAL: "interactive",
+    Priority.BATCH: "batch",
+}
+
+log = logging.getLogger(__name__)
+
+
+class Pool:
+    """Lanes are made at the first need. A group is a user id, or all users together."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        self._lanes: dict[tuple[str, str, str], Lane] = {}
+        self._loop = asyncio.get_running_loop()
+        self._idle = self._loop.call_later(IDLE_CHECK_S, self._end_idle)
+
+    def group_of(self, uid: int) -> str:
+        """The isolation group of a user."""
+        return "shared" if self._configuration.daemon.isolation == "shared" else str(uid)
+
+    def lane(self, uid: int, backend: str, priority: int) -> Lane:
+        name = LANES[Priority(priority)]
+        key = (self.group_of(uid), backend, name)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = Lane(backend, name, key[0], self._settings(name))
+            self._lanes[key] = lane
+
+        return lane
+
+    def _settings(self, name: str) -> LaneSettings:
+        cpu = self._configuration.cpu
+        interactive = name == "interactive"
+        threads = cpu.interactive_threads()
+        options: dict[str, Any] = {
+            "threads": threads if interactive else (cpu.batch_threads or threads),
+            "niceness": cpu.niceness if interactive else cpu.batch_niceness,
+            "affinity": list(cpu.affinity),
+        }
+        workers = self._configuration.workers
+        return LaneSettings(
+            options, self._configuration.limits.queue, workers.hang_s, workers.start_s
+        )
+
+    def lanes(self) -> list[Lane]:
+        return list(self._lanes.values())
+
+    def _end_idle(self) -> None:
+        """Ends workers of users who have not used them for a while; the daemon's own stay."""
+        self._idle = self._loop.call_later(IDLE_CHECK_S, self._end_idle)
+        own = self.group_of(os.geteuid())
+        limit_ns = int(self._configuration.workers.idle_s * 1e9)
+        for key, lane in list(self._lanes.items()):
+            if lane.sessions or lane.queued or lane.running:
+                lane.used_ns = monotonic_ns()
+            elif key[0] != own and monotonic_ns() - lane.used_ns > limit_ns:
+                log.info("worker %s is idle: ended", lane.label)
+                lane.stop()
+                del self._lanes[key]
+
+    async def stop(self, limit_s: float) -> None:
+        """Asks every worker to end, then ends them. Takes at most `limit_s`, and a reap."""
+        self._idle.cancel()
+        workers = [worker for lane in self.lanes() if (worker := lane.stop()) is not None]
+        if not workers:
+            return
+
+        ended = [worker.ended for worker in workers]
+        _, late = await asyncio.wait(ended, timeout=limit_s)
+        if late:
+            for worker in workers:
+                worker.force()
+
+            await asyncio.wait(ended, timeout=limit_s)

@@ -1,0 +1,141 @@
+"""A request on its way through the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import TYPE_CHECKING, Final
+
+from switchgear.ipc.errors import DOMAINS
+from switchgear.ipc.record import (
+    ID_OFFSET,
+    NO_READING,
+    REPLY_STATUS,
+    ROUTE_OFFSET,
+    SLOTS,
+    SLOTS_OFFSET,
+    STATUS_OFFSET,
+    Backend,
+    Kind,
+    Precision,
+)
+
+if TYPE_CHECKING:
+    from switchgear.daemon.lane import Lane
+    from switchgear.daemon.session import Session
+
+NO_DEADLINE: Final = 2**63
+EPOCH: Final = struct.Struct("<I")
+ID: Final = struct.Struct("<Q")
+# reason, retries, tried, temperature age, retry after, queue time (offset 64); total time (96)
+_DECISION: Final = struct.Struct("<HHIIIQ")
+_DECISION_OFFSET: Final = 64
+_TOTAL_AND_ROUTE: Final = struct.Struct("<QQQ")
+_TOTAL_OFFSET: Final = 96
+_EPOCH_OFFSET: Final = 4
+_SWITCHGEAR: Final = DOMAINS["switchgear"]
+
+
+class Request:
+    """One INFER record and what became of it.
+
+    `answered` is set with its one reply. It may then still run (cancelled, or over its
+    deadline): its output slot is poisoned until the worker is done with it. `attempts` counts
+    workers that died while running it."""
+
+    __slots__ = (
+        "answered",
+        "arrival_ns",
+        "attempts",
+        "deadline_ns",
+        "dispatch_ns",
+        "identity",
+        "input_slot",
+        "lane",
+        "output_slot",
+        "priority",
+        "reason",
+        "record",
+        "session",
+        "timer",
+        "tried",
+    )
+
+    def __init__(
+        self,
+        session: Session,
+        record: bytearray,
+        identity: int,
+        input_slot: int,
+        output_slot: int,
+        priority: int,
+        arrival_ns: int,
+        deadline_ns: int,
+    ) -> None:
+        self.session = session
+        self.record = record
+        self.identity = identity
+        self.input_slot = input_slot
+        self.output_slot = output_slot
+        self.priority = priority
+        self.arrival_ns = arrival_ns
+        self.deadline_ns = deadline_ns
+        self.dispatch_ns = 0
+        self.attempts = 0
+        self.tried = 0
+        self.reason = 0
+        self.answered = False
+        self.lane: Lane | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def complete(self, reply: bytearray, output_slot: int, epoch: int, now_ns: int) -> None:
+        """Turns a worker's reply into the client's, in place."""
+        EPOCH.pack_into(reply, _EPOCH_OFFSET, epoch)
+        SLOTS.pack_into(reply, SLOTS_OFFSET, self.input_slot, output_slot)
+        _DECISION.pack_into(
+            reply,
+            _DECISION_OFFSET,
+            self.reason,
+            self.attempts,
+            self.tried,
+            NO_READING,
+            0,
+            self.dispatch_ns - self.arrival_ns,
+        )
+        _TOTAL_AND_ROUTE.pack_into(reply, _TOTAL_OFFSET, now_ns - self.arrival_ns, 0, 0)
+
+    def refuse(
+        self,
+        code: int,
+        output_slot: int,
+        epoch: int,
+        now_ns: int,
+        *,
+        retry_after_ms: int = 0,
+        domain: int = _SWITCHGEAR,
+    ) -> bytearray:
+        """The reply of an error that the daemon itself gives; no backend ran."""
+        reply = bytearray(self.record)
+        reply[0] = Kind.REPLY
+        EPOCH.pack_into(reply, _EPOCH_OFFSET, epoch)
+        ID.pack_into(reply, ID_OFFSET, self.identity)
+        SLOTS.pack_into(reply, SLOTS_OFFSET, self.input_slot, output_slot)
+        queue_ns = (self.dispatch_ns or now_ns) - self.arrival_ns
+        REPLY_STATUS.pack_into(
+            reply,
+            STATUS_OFFSET,
+            domain,
+            Backend.NONE,
+            Precision.NONE,
+            code,
+            self.reason,
+            self.attempts,
+            self.tried,
+            NO_READING,
+            retry_after_ms,
+            queue_ns,
+            0,
+            now_ns - self.arrival_ns,
+        )
+        reply[ROUTE_OFFSET:] = bytes(len(reply) - ROUTE_OFFSET)
+        return reply

@@ -1,0 +1,248 @@
+"""The daemon's life: start, ready, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import switchgear
+from switchgear.backends import registry
+from switchgear.daemon import status
+from switchgear.daemon.config import Configuration, ModelEntry
+from switchgear.daemon.instances import Instances
+from switchgear.daemon.interface import Interface
+from switchgear.daemon.jobs import Job, Jobs
+from switchgear.daemon.listen import Listener
+from switchgear.daemon.model_store import ModelStore
+from switchgear.daemon.models import Model, Models
+from switchgear.daemon.pool import Pool
+from switchgear.daemon.router import Router
+from switchgear.daemon.sessions import Sessions
+from switchgear.daemon.validation import Validation
+from switchgear.daemon.varlink_server import Peer, Server
+from switchgear.ipc.errors import ModelInUse, ShuttingDown, SwitchgearError
+from switchgear.ipc.process import raise_descriptor_limit, set_not_dumpable
+from switchgear.ipc.record import Priority
+
+# Of the stop's limit, the share in which running requests may end.
+DRAIN_SHARE: Final = 0.5
+DRAIN_CHECK_S: Final = 0.01
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """One daemon on one listening socket. Create it on the running loop."""
+
+    def __init__(
+        self, configuration: Configuration, listener: Listener, state_dir: Path
+    ) -> None:
+        self._configuration = configuration
+        self._listener = listener
+        self._started = monotonic()
+        self.state = "starting"
+        self.probed: dict[str, str] = {}
+        limits = configuration.limits
+        self.jobs = Jobs(limits.jobs_per_user)
+        self.pool = Pool(configuration)
+        # Today the CPU is the one backend with workers; others appear with their packages.
+        self.router = Router(self.pool, registry.installed())
+        instances = Instances(limits.instances_per_model, limits.instances_mib << 20)
+        store = ModelStore(state_dir / "models", limits.store_mib << 20, limits.model_mib << 20)
+        validation = Validation(
+            configuration.validation, state_dir, configuration.cpu.interactive_threads()
+        )
+        self.models = Models(configuration, store, validation, instances, self.pool)
+        self.sessions = Sessions(limits, self.models, self.pool, self.router)
+        self._force = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.server = Server(
+            listener.socket, Interface(self).dispatch, limits.connections_per_user
+        )
+
+    @property
+    def stopping(self) -> bool:
+        return self.state == "stopping"
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "serving"
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "version": switchgear.__version__,
+            "pid": os.getpid(),
+            "ready": self.ready,
+            "state": self.state,
+            "uptime_s": round(monotonic() - self._started, 3),
+        }
+
+    def is_operator(self, uid: int) -> bool:
+        """Who sees what belongs to other users: root and the daemon's own user."""
+        return uid in (0, os.geteuid())
+
+    def status(self, peer: Peer) -> dict[str, Any]:
+        return status.collect(self, peer)
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "sessions_opened": self.sessions.opened,
+            "requests_answered": self.sessions.answered
+            + sum(session.answered for session in self.sessions.all()),
+            "worker_restarts": sum(lane.restarts for lane in self.pool.lanes()),
+        }
+
+    def load_model(self, fd: int, name: str | None, uid: int) -> Job:
+        """Starts loading a model; takes over `fd`.
+
+        :raises SwitchgearError: what can be said at once.
+        """
+        try:
+            size = self.models.check_load(fd, name, uid)
+
+            async def work(job: Job) -> dict[str, object]:
+                model = await self.models.load(job, fd, size, name, uid)
+                return model.to_json(uid)
+
+            return self.jobs.start("load", name or "model", uid, work)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def unload_model(self, model: Model, uid: int, *, force: bool) -> None:
+        """:raises ModelInUse: sessions use it and `force` is not set."""
+        if force:
+            self.sessions.end_all_of(model, ModelInUse)
+
+        self.models.unload(model, uid, resident_too=force and self.is_operator(uid))
+
+    # Life.
+
+    async def run(self) -> None:
+        """Serves until `request_stop`, then stops within the configured limit."""
+        start = asyncio.get_running_loop().create_task(self._start())
+        self._tasks.add(start)
+        start.add_done_callback(self._tasks.discard)
+        try:
+            await self._stop.wait()
+        finally:
+            start.cancel()
+            await self._shut_down()
+
+    def request_stop(self) -> None:
+        """Stops orderly; a second time, at once."""
+        if self._stop.is_set():
+            self._force.set()
+
+        self._stop.set()
+
+    async def _start(self) -> None:
+        """Proves the CPU and loads the resident models; the socket answers meanwhile."""
+        uid = os.geteuid()
+        worker = self.pool.lane(uid, "cpu", Priority.NORMAL).start()
+        resident = [
+            asyncio.create_task(self._load_resident(entry, uid))
+            for entry in self._configuration.models
+        ]
+        answer = await worker.probe()
+        if answer.get("ok") is True:
+            self.probed["cpu"] = str(answer.get("text"))
+        else:
+            log.error("the cpu backend does not run: %s", answer.get("text"))
+
+        if resident:
+            await asyncio.wait(resident)
+
+        if not self.stopping and self.probed:
+            self.state = "serving"
+            log.info("ready after %.2f s", monotonic() - self._started)
+
+    async def _load_resident(self, entry: ModelEntry, uid: int) -> None:
+        name = entry.name or entry.path.stem
+        try:
+            fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            log.error("resident model %s: %s", entry.path, error)
+            return
+
+        try:
+            size = self.models.check_load(fd, name, uid)
+        except SwitchgearError as error:
+            os.close(fd)
+            log.error("resident model %s: %s", entry.path, error)
+            return
+
+        async def work(job: Job) -> dict[str, object]:
+            await self.models.load(job, fd, size, name, uid, resident=True)
+            return {}
+
+        job = self.jobs.start("load", name, uid, work)
+        version = job.version
+        while not job.ended:
+            version = await job.changed(version)
+
+        if job.error is not None:
+            log.error("resident model %s: %s", entry.path, job.error)
+
+    async def _shut_down(self) -> None:
+        """Not ready, drain, close clients, end workers; within the limit."""
+        limit_s = self._configuration.daemon.stop_limit_s
+        deadline = monotonic() + limit_s
+        self.state = "stopping"
+        log.info("stopping: %d requests in flight", self.sessions.in_flight)
+        self.server.stop_accepting()
+        for session in self.sessions.all():
+            session.accepting = False
+
+        await self._drain(monotonic() + DRAIN_SHARE * limit_s)
+        await self.jobs.stop()
+        self.sessions.close(ShuttingDown)
+        self.server.close()
+        await self.pool.stop(max(0.1, (deadline - monotonic()) / 2))
+        self.models.close()
+        self._listener.close()
+        log.info("stopped")
+
+    async def _drain(self, until: float) -> None:
+        while self.sessions.in_flight and monotonic() < until and not self._force.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_CHECK_S):
+                    await self._force.wait()
+
+
+async def serve(
+    configuration: Configuration,
+    open_listener: Callable[[], Listener],
+    state_dir: Path,
+    on_listening: Callable[[Service], None] | None = None,
+) -> None:
+    """Runs a daemon until SIGTERM or SIGINT; a second signal stops at once.
+
+    :raises AlreadyRunning: another daemon has the socket.
+    :raises BadConfiguration: the socket or a folder is not usable.
+    """
+    set_not_dumpable()
+    raise_descriptor_limit()
+    listener = open_listener()
+    try:
+        service = Service(configuration, listener, state_dir)
+    except BaseException:
+        listener.close()
+        raise
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.request_stop)
+
+    if on_listening is not None:
+        on_listening(service)
+
+    await service.run()

@@ -1,0 +1,421 @@
+"""A session: its slots, its requests, and its end.
+
+Each output slot belongs to the client, to a request, to the daemon as a spare, or is poisoned:
+a worker may still write to it for a request that was answered otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Final
+
+from switchgear.daemon.request import NO_DEADLINE, Request
+from switchgear.ipc import record
+from switchgear.ipc.errors import (
+    BadRecord,
+    BadRequest,
+    BadSlot,
+    Busy,
+    Cancelled,
+    DeadlineExceeded,
+    ShuttingDown,
+    SlotBusy,
+    StateLost,
+    Superseded,
+    SwitchgearError,
+    WorkerDied,
+)
+from switchgear.ipc.record import NO_SLOT, RECORD_BYTES, Flag, Kind, Priority
+
+if TYPE_CHECKING:
+    from switchgear.daemon.instances import Instance
+    from switchgear.daemon.lane import Lane
+    from switchgear.daemon.models import Model
+    from switchgear.daemon.varlink_server import Peer
+
+MAX_TIMEOUT_S: Final = 86400.0
+_CLIENT_FLAGS: Final = int(Flag.RESET)
+_TOO_LONG: Final = RECORD_BYTES + 1
+
+log = logging.getLogger(__name__)
+
+
+class Slot(Enum):
+    """Who owns an output slot."""
+
+    CLIENT = auto()
+    REQUEST = auto()
+    SPARE = auto()
+    POISONED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the client chose at OpenSession."""
+
+    slots: int
+    on_busy: str
+    priority: int
+    backends: tuple[str, ...]
+    strict: bool
+
+
+class Session:
+    """Serves one client's records. Without a socket, `deliver` takes the replies."""
+
+    def __init__(
+        self,
+        identity: int,
+        peer: Peer,
+        instance: Instance,
+        options: Options,
+        arena_fd: int,
+        layout_json: dict[str, object],
+        output_slots: int,
+        arena_bytes: int,
+        route: Callable[[Session, Request], Lane],
+        on_end: Callable[[Session], None],
+    ) -> None:
+        self.identity = identity
+        self.peer = peer
+        self.instance = instance
+        self.options = options
+        self.arena_fd = arena_fd
+        self.layout_json = layout_json
+        self.arena_bytes = arena_bytes
+        self.epoch = 1
+        self.answered = 0
+        self.lanes: set[Lane] = set()
+        self.accepting = True
+        self.deliver: Callable[[bytes | bytearray], None] = self._send
+        self._route = route
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._inputs: list[Request | None] = [None] * options.slots
+        self._outputs = [
+            Slot.CLIENT if number < options.slots else Slot.SPARE
+            for number in range(output_slots)
+        ]
+        # Unanswered requests by id.
+        self._requests: dict[int, Request] = {}
+        self._buffer = bytearray(_TOO_LONG)
+        self._view = memoryview(self._buffer)
+        self._sock: socket.socket | None = None
+        self._pidfd = -1
+        self.ended = False
+
+    @property
+    def model(self) -> Model:
+        return self.instance.model
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._requests)
+
+    @property
+    def output_slots(self) -> list[Slot]:
+        return list(self._outputs)
+
+    def attach(self, sock: socket.socket, pidfd: int) -> None:
+        """Serves `sock` until it closes or the process behind `pidfd` exits; owns both."""
+        self._sock = sock
+        self._pidfd = pidfd
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self._readable)
+        self._loop.add_reader(pidfd, self.end)
+
+    # Records from the client.
+
+    def _readable(self) -> None:
+        assert self._sock is not None
+        try:
+            size = self._sock.recv_into(self._buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            size = 0
+
+        if size == 0:
+            self.end()
+            return
+
+        self.receive(self._view[:size])
+
+    def receive(self, data: memoryview) -> None:
+        """Handles one record; what is none ends the session after one error."""
+        arrival_ns = monotonic_ns()
+        try:
+            record.check_request(data)
+            kind = data[0]
+            if kind == Kind.INFER:
+                self._infer(data, arrival_ns)
+            elif kind == Kind.CANCEL:
+                self._cancel(data)
+            else:
+                raise BadRequest("ARENA_ADD is not supported")
+        except BadRecord as error:
+            log.info("session %d: %s", self.identity, error)
+            self._answer_record(data, error.code)
+            self.end()
+        except BadRequest as error:
+            self._answer_record(data, error.code)
+
+    def _answer_record(self, data: memoryview, code: int) -> None:
+        """The reply to a record that never became a request."""
+        reply = record.Record(Kind.REPLY, epoch=self.epoch)
+        if len(data) == RECORD_BYTES:
+            fields = record.REQUEST.unpack_from(data)
+            reply.request_id, reply.input_slot, reply.output_slot = fields[4:7]
+
+        reply.status_domain = 1
+        reply.status_code = code
+        reply.temperature_age_ms = record.NO_READING
+        self.deliver(reply.pack())
+
+    def _infer(self, data: memoryview, arrival_ns: int) -> None:
+        fields = record.REQUEST.unpack_from(data)
+        _, _, flags, epoch, identity, source, target, priority, clock, _, timeout_us = fields
+        if flags & ~_CLIENT_FLAGS or priority > Priority.BATCH or clock > record.Clock.REALTIME:
+            raise BadRecord("unknown flags, priority or clock")
+
+        if identity in self._requests:
+            raise BadRecord(f"request {identity} is in flight already")
+
+        deadline_ns = arrival_ns + timeout_us * 1000 if timeout_us else NO_DEADLINE
+        request = Request(
+            self,
+            bytearray(data),
+            identity,
+            source,
+            target,
+            priority or self.options.priority,
+            arrival_ns,
+            min(deadline_ns, NO_DEADLINE),
+        )
+        problem = self._slot_problem(source, target)
+        if problem is None and self.model.state and epoch != self.epoch:
+            problem = StateLost
+
+        if problem is None and not self.accepting:
+            problem = ShuttingDown
+
+        if problem is not None:
+            # It never owned its slots: they stay as they are.
+            self.deliver(request.refuse(problem.code, target, self.epoch, arrival_ns))
+            return
+
+        self._requests[identity] = request
+        self._inputs[source] = request
+        self._outputs[target] = Slot.REQUEST
+        if timeout_us:
+            timeout_s = min(timeout_us / 1e6, MAX_TIMEOUT_S)
+            request.timer = self._loop.call_later(timeout_s, self._expired, request)
+
+        self._submit(request)
+
+    def _slot_problem(self, source: int, target: int) -> type[SwitchgearError] | None:
+        if source >= len(self._inputs) or target >= len(self._outputs):
+            return BadSlot
+
+        if self._inputs[source] is not None:
+            return SlotBusy
+
+        return None if self._outputs[target] is Slot.CLIENT else BadSlot
+
+    def _submit(self, request: Request) -> None:
+        lane = self._route(self, request)
+        if self.options.on_busy == "reject":
+            if lane.busy:
+                self.refuse(request, Busy, retry_after_ms=lane.retry_after_ms())
+                return
+        elif self.options.on_busy == "replace_oldest":
+            for other in list(self._requests.values()):
+                if other is not request and self._waits(other):
+                    self._withdraw(other, Superseded)
+
+        if lane not in self.lanes:
+            self.lanes.add(lane)
+            lane.sessions.add(self)
+
+        lane.submit(request)
+
+    @staticmethod
+    def _waits(request: Request) -> bool:
+        return request.lane is not None and not request.lane.is_running(request)
+
+    def _cancel(self, data: memoryview) -> None:
+        request = self._requests.get(record.REQUEST.unpack_from(data)[4])
+        if request is not None:
+            self._give_up(request, Cancelled)
+
+    def _expired(self, request: Request) -> None:
+        request.timer = None
+        if not request.answered:
+            self._give_up(request, DeadlineExceeded)
+
+    def _give_up(self, request: Request, error: type[SwitchgearError]) -> None:
+        """Answers a request before its result is there, where a slot is free for that."""
+        if self._waits(request):
+            self._withdraw(request, error)
+            return
+
+        # It runs: the client gets a spare slot, and the run ends on its own.
+        if Slot.SPARE in self._outputs:
+            spare = self._outputs.index(Slot.SPARE)
+            self._outputs[spare] = Slot.CLIENT
+            self._outputs[request.output_slot] = Slot.POISONED
+            reply = request.refuse(error.code, spare, self.epoch, monotonic_ns())
+            self._answer(request, reply)
+
+    def _withdraw(self, request: Request, error: type[SwitchgearError]) -> None:
+        if request.lane is not None:
+            request.lane.withdraw(request)
+
+        self.refuse(request, error)
+
+    # Replies.
+
+    def _answer(self, request: Request, reply: bytes | bytearray) -> None:
+        """The one reply of a request."""
+        request.answered = True
+        self.answered += 1
+        self._requests.pop(request.identity, None)
+        if self._inputs[request.input_slot] is request:
+            self._inputs[request.input_slot] = None
+
+        if request.timer is not None:
+            request.timer.cancel()
+            request.timer = None
+
+        if not self.ended:
+            self.deliver(reply)
+
+    def refuse(
+        self, request: Request, error: type[SwitchgearError], *, retry_after_ms: int = 0
+    ) -> None:
+        """Answers a request that runs nowhere with an error of the daemon's."""
+        if request.answered:
+            return
+
+        self._outputs[request.output_slot] = Slot.CLIENT
+        self._answer(
+            request,
+            request.refuse(
+                error.code,
+                request.output_slot,
+                self.epoch,
+                monotonic_ns(),
+                retry_after_ms=retry_after_ms,
+            ),
+        )
+
+    def finish(self, request: Request, reply: bytearray, now_ns: int) -> None:
+        """A worker is done with a request: its result, or the end of a poisoned slot."""
+        if request.answered:
+            self._outputs[request.output_slot] = Slot.SPARE
+            return
+
+        self._outputs[request.output_slot] = Slot.CLIENT
+        request.complete(reply, request.output_slot, self.epoch, now_ns)
+        if now_ns > request.deadline_ns:
+            reply[2] |= Flag.LATE
+
+        self._answer(request, reply)
+
+    def unpoison(self, request: Request) -> bool:
+        """Its worker is reaped: nobody writes to its slot. True when it needs another run."""
+        if request.answered:
+            self._outputs[request.output_slot] = Slot.SPARE
+
+        return not request.answered
+
+    def poison(self, request: Request) -> bool:
+        """Its worker was left behind and may still write: like `unpoison`, with a fresh slot.
+
+        Without a spare slot the request fails and the session ends.
+        """
+        self._outputs[request.output_slot] = Slot.POISONED
+        if request.answered:
+            return False
+
+        if Slot.SPARE not in self._outputs:
+            self._answer(
+                request, request.refuse(WorkerDied.code, NO_SLOT, self.epoch, monotonic_ns())
+            )
+            self.go_away(WorkerDied)
+            return False
+
+        request.output_slot = self._outputs.index(Slot.SPARE)
+        self._outputs[request.output_slot] = Slot.REQUEST
+        record.SLOTS.pack_into(
+            request.record, record.SLOTS_OFFSET, request.input_slot, request.output_slot
+        )
+        return True
+
+    def lose_state(self) -> None:
+        """The worker with the state is gone: a new epoch, and what waits is answered."""
+        self.epoch += 1
+        for request in list(self._requests.values()):
+            if self._waits(request):
+                self._withdraw(request, StateLost)
+
+    def _send(self, data: bytes | bytearray) -> None:
+        if self._sock is None:
+            return
+
+        try:
+            self._sock.send(data, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            # At most `slots` replies are unread by a client that keeps the rules.
+            log.info("session %d takes no replies: %s", self.identity, error)
+            self._loop.call_soon(self.end)
+
+    # The end.
+
+    def go_away(self, error: type[SwitchgearError]) -> None:
+        """Tells the client why, then ends the session."""
+        if not self.ended:
+            notice = record.Record(Kind.GOAWAY, epoch=self.epoch)
+            notice.status_domain = 1
+            notice.status_code = error.code
+            self.deliver(notice.pack())
+            self.end()
+
+    def end(self) -> None:
+        """Drops what waits; what runs ends on its own, its result is thrown away."""
+        if self.ended:
+            return
+
+        self.ended = True
+        for request in list(self._requests.values()):
+            if self._waits(request):
+                self._withdraw(request, Cancelled)
+            else:
+                self._outputs[request.output_slot] = Slot.POISONED
+                self._answer(request, b"")
+
+        if self._sock is not None:
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+        for lane in self.lanes:
+            lane.forget(self)
+
+        with contextlib.suppress(OSError):
+            os.close(self.arena_fd)
+
+        self.arena_fd = -1
+        self._on_end(self)

@@ -1,0 +1,194 @@
+"""Opens sessions and keeps count of what their users hold."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from switchgear.daemon.config import LimitsSection
+from switchgear.daemon.instances import Instance
+from switchgear.daemon.models import Model, Models
+from switchgear.daemon.pool import Pool
+from switchgear.daemon.router import Router
+from switchgear.daemon.session import Options, Session
+from switchgear.daemon.validation import Shapes
+from switchgear.daemon.varlink_server import Peer
+from switchgear.ipc import arena
+from switchgear.ipc.errors import ConnectionLost, ModelInUse, QuotaExceeded, SwitchgearError
+from switchgear.ipc.slot import TensorSpec
+from switchgear.ipc.worker import layout_to_json
+
+# Output slots up to this size get as many spare ones as the session has slots, larger ones one.
+SPARE_LIMIT_BYTES: Final = 1 << 20
+# An arena larger than this is made in a thread: clearing its pages takes about 0.3 ms a MiB.
+INLINE_ARENA_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session and what its client needs to know. The arena's descriptor is the session's."""
+
+    session: Session
+    layout: arena.Layout
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class Sessions:
+    """All sessions, with bounds per user on their number and memory."""
+
+    def __init__(
+        self, limits: LimitsSection, models: Models, pool: Pool, router: Router
+    ) -> None:
+        self._limits = limits
+        self._models = models
+        self._pool = pool
+        self._router = router
+        self._next = 1
+        self._sessions: dict[int, Session] = {}
+        self._count: Counter[int] = Counter()
+        self._arena_bytes: Counter[int] = Counter()
+        self.opened = 0
+        self.answered = 0
+
+    def all(self) -> list[Session]:
+        return list(self._sessions.values())
+
+    @property
+    def in_flight(self) -> int:
+        return sum(session.in_flight for session in self._sessions.values())
+
+    async def open(
+        self,
+        peer: Peer,
+        model: Model,
+        options: Options,
+        shapes: Shapes,
+        output_capacity_bytes: int | None,
+    ) -> Opened:
+        """Opens a session without a socket; waits only for the arena's memory.
+
+        :raises SwitchgearError: a limit, a shape, or no memory.
+        """
+        if self._count[peer.uid] >= self._limits.sessions_per_user:
+            raise QuotaExceeded(f"user {peer.uid} has {self._count[peer.uid]} sessions open")
+
+        instance, outputs = self._models.instance_for(model, shapes, output_capacity_bytes)
+        self._count[peer.uid] += 1
+        model.sessions += 1
+        size = 0
+        try:
+            output_size = sum(spec.capacity_bytes for spec in outputs)
+            spare = options.slots if output_size <= SPARE_LIMIT_BYTES else 1
+            layout = arena.plan(instance.inputs, outputs, options.slots, options.slots + spare)
+            self._admit_arena(peer.uid, layout.size_bytes)
+            size = layout.size_bytes
+            self._arena_bytes[peer.uid] += size
+            fd = await self._create_arena(size)
+        except BaseException:
+            self._give_back(peer.uid, size, model, instance)
+            raise
+
+        session = Session(
+            self._next,
+            peer,
+            instance,
+            options,
+            fd,
+            layout_to_json(layout),
+            options.slots + spare,
+            size,
+            self._router.route,
+            self._ended,
+        )
+        self._next += 1
+        self._sessions[session.identity] = session
+        self.opened += 1
+        self._prepare(session)
+        return Opened(session, layout, instance.inputs, outputs)
+
+    def _admit_arena(self, uid: int, size: int) -> None:
+        limit = self._limits.arena_mib_per_user << 20
+        if self._arena_bytes[uid] + size > limit:
+            raise QuotaExceeded(
+                f"arenas of user {uid} hold {self._arena_bytes[uid]} bytes, "
+                f"this one needs {size} and the limit is {limit}",
+                bytes_needed=size,
+                bytes_free=limit - self._arena_bytes[uid],
+            )
+
+    @staticmethod
+    async def _create_arena(size: int) -> int:
+        if size <= INLINE_ARENA_BYTES:
+            return arena.create("arena", size)
+
+        creation = asyncio.get_running_loop().run_in_executor(None, arena.create, "arena", size)
+        try:
+            return await asyncio.shield(creation)
+        except asyncio.CancelledError:
+            creation.add_done_callback(_close_result)
+            raise
+
+    def _prepare(self, session: Session) -> None:
+        """Loads and maps ahead of the first frame, where a worker is up or starting."""
+        lane = self._pool.lane(
+            session.peer.uid, session.options.backends[0], session.options.priority
+        )
+        session.lanes.add(lane)
+        lane.sessions.add(session)
+        lane.start().bind(session)
+
+    def _ended(self, session: Session) -> None:
+        del self._sessions[session.identity]
+        self.answered += session.answered
+        self._give_back(session.peer.uid, session.arena_bytes, session.model, session.instance)
+
+    def _give_back(self, uid: int, size: int, model: Model, instance: Instance) -> None:
+        self._count[uid] -= 1
+        self._arena_bytes[uid] -= size
+        model.sessions -= 1
+        self._models.release(instance)
+
+    def end_all_of(self, model: Model, error: type[SwitchgearError] = ModelInUse) -> None:
+        for session in self.all():
+            if session.model is model:
+                session.go_away(error)
+
+    def close(self, error: type[SwitchgearError]) -> None:
+        for session in self.all():
+            session.go_away(error)
+
+
+def _close_result(future: asyncio.Future[int]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        os.close(future.result())
+
+
+_SO_PEERPIDFD: Final = 77  # include/uapi/asm-generic/socket.h, Linux 6.5
+
+
+def peer_pidfd(sock: socket.socket, pid: int) -> int:
+    """A pidfd of the process at the other end; the caller owns it.
+
+    :raises ConnectionLost: the process is gone.
+    """
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        pass
+
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        raise ConnectionLost(f"process {pid} is gone: {error.strerror}") from None
+
+
+def attach_socket(session: Session, pidfd: int) -> socket.socket:
+    """Gives a session its data socket; returns the client's end, which the caller owns."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    session.attach(ours, pidfd)
+    return theirs

@@ -1,0 +1,184 @@
+"""Tries models in disposable processes, and keeps the verdicts by hash and engine version."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from switchgear.daemon.child import Child, describe_end
+from switchgear.daemon.config import ValidationSection
+from switchgear.ipc.errors import BY_CODE, BadModel, InternalError, SwitchgearError, TimedOut
+
+KEPT_VERDICTS: Final = 1024
+MAX_VERDICT_BYTES: Final = 1 << 20
+MAX_FILE_BYTES: Final = 64 << 20
+_SCHEMA: Final = 1
+
+log = logging.getLogger(__name__)
+
+Shapes = Mapping[str, tuple[int, ...]]
+Verdict = dict[str, Any]
+
+
+def engine_key() -> str:
+    """The engine and version that a worker here will use, from package metadata only."""
+    for distribution in ("ai-edge-litert", "tflite-runtime"):
+        with contextlib.suppress(PackageNotFoundError):
+            return f"{distribution} {version(distribution)}"
+
+    return "none"
+
+
+def shapes_key(shapes: Shapes) -> str:
+    """One string for a choice of input shapes; empty for the model's own."""
+    if not shapes:
+        return ""
+
+    return json.dumps({name: list(shape) for name, shape in sorted(shapes.items())})
+
+
+class Validation:
+    """At most `at_once` disposable processes; verdicts are kept over restarts."""
+
+    def __init__(self, section: ValidationSection, folder: Path, threads: int) -> None:
+        self._section = section
+        self._path = folder / "verdicts.json"
+        self._threads = threads
+        self._gate = asyncio.Semaphore(section.at_once)
+        self._engine = engine_key()
+        self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
+        self._read()
+
+    def _key(self, digest: str, shapes: Shapes) -> str:
+        return f"{digest} {self._engine} {shapes_key(shapes)}"
+
+    def known(self, digest: str, shapes: Shapes) -> Verdict | None:
+        """The kept verdict of a sound model; None where there is none or it was refused."""
+        verdict = self._verdicts.get(self._key(digest, shapes))
+        return verdict if verdict is not None and verdict["ok"] else None
+
+    async def check(
+        self, digest: str, fd: int, shapes: Shapes, *, again: bool = False
+    ) -> Verdict:
+        """The verdict of a sound model, from the kept ones or from a new trial.
+
+        :raises SwitchgearError: BadModel, UnsupportedModel or BadShape, with the reason;
+            TimedOut."""
+        key = self._key(digest, shapes)
+        verdict = None if again else self._verdicts.get(key)
+        if verdict is None:
+            async with self._gate:
+                verdict = await self._try(fd, shapes)
+
+            self._keep(key, verdict)
+
+        if not verdict["ok"]:
+            raise _refusal(verdict)
+
+        return verdict
+
+    async def _try(self, fd: int, shapes: Shapes) -> Verdict:
+        section = self._section
+        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def on_exit(returncode: int) -> None:
+            if not ended.done():
+                ended.set_result(returncode)
+
+        arguments = [
+            f"--fd={fd}",
+            f"--shapes={json.dumps({n: list(s) for n, s in shapes.items()})}",
+            f"--address-space={section.address_space_mib << 20}",
+            f"--cpu-seconds={int(section.time_limit_s * self._threads) + 1}",
+            f"--options={json.dumps({'threads': self._threads})}",
+        ]
+        child = Child(
+            "switchgear.backends.validator",
+            arguments,
+            [fd],
+            on_exit,
+            capture_limit_bytes=MAX_VERDICT_BYTES,
+        )
+        try:
+            async with asyncio.timeout(section.time_limit_s):
+                returncode = await asyncio.shield(ended)
+        except TimeoutError:
+            text = f"the model did not parse, allocate and run in {section.time_limit_s:g} s"
+            return {"ok": False, "domain": "switchgear", "code": TimedOut.code, "text": text}
+        finally:
+            child.kill()
+            if child.running:
+                await ended
+
+        if returncode != 0:
+            text = f"the model ended the process that tried it: {describe_end(returncode)}"
+            last = child.stderr.rpartition("\n")[2][:500]
+            if returncode > 0:
+                text += f": {last}"
+
+            return {"ok": False, "domain": "switchgear", "code": BadModel.code, "text": text}
+
+        try:
+            verdict = json.loads(child.stdout)
+        except ValueError:
+            raise InternalError("the validator gave no verdict") from None
+
+        return dict(verdict)
+
+    def _keep(self, key: str, verdict: Verdict) -> None:
+        self._verdicts[key] = verdict
+        self._verdicts.move_to_end(key)
+        while len(self._verdicts) > KEPT_VERDICTS:
+            self._verdicts.popitem(last=False)
+
+        self._write()
+
+    def _read(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                data = json.loads(file.read(MAX_FILE_BYTES))
+
+            if data["schema"] != _SCHEMA:
+                raise ValueError(f"schema {data['schema']}")
+
+            for key, verdict in data["verdicts"].items():
+                verdict["ok"] = bool(verdict["ok"])
+                self._verdicts[key] = verdict
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # They can be found again: start anew.
+            self._verdicts.clear()
+            log.warning("verdicts in %s are not readable: %s", self._path, error)
+
+    def _write(self) -> None:
+        data = json.dumps({"schema": _SCHEMA, "verdicts": self._verdicts}).encode()
+        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+
+            temporary.rename(self._path)
+        except OSError as error:
+            log.warning("cannot keep verdicts in %s: %s", self._path, error)
+
+
+def _refusal(verdict: Verdict) -> SwitchgearError:
+    text = str(verdict.get("text", ""))
+    if verdict.get("domain") == "switchgear":
+        return BY_CODE.get(int(verdict["code"]), BadModel)(text)
+
+    return BadModel(
+        text,
+        domain=str(verdict.get("domain")),
+        driver_code=int(verdict.get("code", 0)),
+        driver_name=str(verdict.get("name")),
+    )

@@ -1,0 +1,313 @@
+"""A worker process as the daemon sees it: its socket, what it has loaded, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from switchgear.daemon.child import Child, describe_end
+from switchgear.daemon.request import ID
+from switchgear.ipc import worker
+from switchgear.ipc.errors import ProtocolError
+from switchgear.ipc.record import ID_OFFSET, RECORD_BYTES, ROUTE, ROUTE_OFFSET, Kind
+
+if TYPE_CHECKING:
+    from switchgear.daemon.instances import Instance
+    from switchgear.daemon.request import Request
+    from switchgear.daemon.session import Session
+
+# After SIGKILL; what takes longer hangs inside the kernel and is left behind.
+REAP_LIMIT_S: Final = 2.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a worker could not do something: domain, code, name and text."""
+
+    domain: str
+    code: int
+    name: str
+    text: str
+
+    @classmethod
+    def from_packet(cls, packet: worker.Packet) -> Failure:
+        return cls(
+            str(packet.get("domain")),
+            int(packet.get("code", 0)),
+            str(packet.get("name")),
+            str(packet.get("text")),
+        )
+
+
+@dataclass(slots=True)
+class Events:
+    """What the owner of a worker wants to hear. `on_end` comes once, after it is reaped."""
+
+    on_ready: Callable[[WorkerProcess], None]
+    on_reply: Callable[[WorkerProcess, bytearray], None]
+    on_end: Callable[[WorkerProcess], None]
+
+
+class WorkerProcess:
+    """Spawned at construction. `state` is starting, ready, ending or ended."""
+
+    def __init__(
+        self, backend: str, options: Mapping[str, Any], label: str, events: Events
+    ) -> None:
+        self.backend = backend
+        self.label = label
+        self.state = "starting"
+        self.engine = ""
+        self.engine_version = ""
+        self.absent: Failure | None = None
+        self.end_reason = ""
+        self.killed_by_us = False
+        self.abandoned = False
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray(worker.MAX_PACKET_BYTES)
+        self._loaded: dict[int, asyncio.Future[worker.Packet | Failure]] = {}
+        self._bound: set[int] = set()
+        self._probe: asyncio.Future[worker.Packet] | None = None
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._sock, theirs = worker.pair()
+        with theirs:
+            self._sock.setblocking(False)
+            self._child = Child(
+                "switchgear.backends.worker",
+                [
+                    f"--fd={theirs.fileno()}",
+                    f"--backend={backend}",
+                    f"--options={json.dumps(dict(options))}",
+                ],
+                [theirs.fileno()],
+                self._exited,
+                on_stderr_line=self._stderr_line,
+            )
+
+        self.pid = self._child.pid
+        self._fd = self._sock.fileno()
+        self._loop.add_reader(self._fd, self._readable)
+
+    def _stderr_line(self, line: str) -> None:
+        if line.strip():
+            log.info("worker %s (%d): %s", self.label, self.pid, line)
+
+    # Packets to the worker.
+
+    def load(self, instance: Instance) -> asyncio.Future[worker.Packet | Failure]:
+        """Asks for an instance once; the future tells how it went. Does not block."""
+        future = self._loaded.get(instance.identity)
+        if future is None:
+            future = self._loop.create_future()
+            self._loaded[instance.identity] = future
+            packet = {
+                "op": "load",
+                "instance": instance.identity,
+                "shapes": {name: list(shape) for name, shape in instance.shapes.items()},
+                "warm": not instance.stateful,
+            }
+            self._send(packet, [instance.model.fd])
+
+        return future
+
+    def load_failure(self, instance: Instance) -> Failure | None:
+        future = self._loaded.get(instance.identity)
+        if future is not None and future.done() and not future.cancelled():
+            result = future.result()
+            if isinstance(result, Failure):
+                return result
+
+        return None
+
+    def unload(self, identity: int) -> None:
+        if self._loaded.pop(identity, None) is not None:
+            self._send({"op": "unload", "instance": identity})
+
+    def bind(self, session: Session) -> None:
+        """Loads what a session needs and maps its arena there, unless that is done."""
+        if session.identity not in self._bound:
+            self.load(session.instance)
+            self._bound.add(session.identity)
+            packet = {
+                "op": "bind",
+                "binding": session.identity,
+                "instance": session.instance.identity,
+                "layout": session.layout_json,
+            }
+            self._send(packet, [session.arena_fd])
+
+    def unbind(self, identity: int) -> None:
+        if identity in self._bound:
+            self._bound.discard(identity)
+            self._send({"op": "unbind", "binding": identity})
+
+    def run(self, request: Request) -> None:
+        """Sends a request's record. Does not block."""
+        session = request.session
+        if session.identity not in self._bound:
+            self.bind(session)
+
+        record = request.record
+        ROUTE.pack_into(record, ROUTE_OFFSET, session.identity, request.deadline_ns)
+        try:
+            self._sock.send(record)
+        except OSError as error:
+            self.kill(f"it takes no records: {error}")
+
+    async def probe(self) -> worker.Packet:
+        """The backend's known-answer run; None of the packet's fields is trusted."""
+        if self._probe is None:
+            self._probe = self._loop.create_future()
+            self._send({"op": "probe"})
+
+        return await asyncio.shield(self._probe)
+
+    def _send(self, packet: worker.Packet, fds: list[int] | None = None) -> None:
+        if self.state in ("ending", "ended"):
+            return
+
+        try:
+            worker.send(self._sock, packet, fds or [])
+        except OSError as error:
+            # A full socket: it has not read for a long time.
+            self.kill(f"it takes no packets: {error}")
+
+    # Packets from the worker.
+
+    def _readable(self) -> None:
+        if not self._receive():
+            self._loop.remove_reader(self._fd)
+
+    def _receive(self) -> bool:
+        """Handles one packet; False when there is none left."""
+        try:
+            size = self._sock.recv_into(self._buffer)
+        except (BlockingIOError, InterruptedError):
+            return self.state != "ended"
+        except OSError:
+            return False
+
+        if size == 0:
+            return False
+
+        buffer = self._buffer
+        if buffer[0] == Kind.REPLY and size == RECORD_BYTES:
+            self._events.on_reply(self, buffer[:RECORD_BYTES])
+            return True
+
+        try:
+            self._handle(worker.decode(memoryview(buffer)[:size]))
+        except (ProtocolError, KeyError, ValueError, TypeError) as error:
+            self.kill(f"it broke the worker protocol: {error!r}")
+
+        return True
+
+    def _handle(self, packet: worker.Packet) -> None:
+        operation = packet["op"]
+        if operation == "hello":
+            if packet["protocol"] != worker.WORKER_PROTOCOL:
+                raise ProtocolError(f"protocol {packet['protocol']}")
+
+            self.engine = str(packet["engine"])
+            self.engine_version = str(packet["engine_version"])
+            self.state = "ready"
+            self._events.on_ready(self)
+        elif operation == "absent":
+            self.absent = Failure.from_packet(packet)
+        elif operation in ("loaded", "failed"):
+            future = self._loaded.get(int(packet["instance"]))
+            if future is not None and not future.done():
+                failed = operation == "failed"
+                future.set_result(Failure.from_packet(packet) if failed else packet)
+        elif operation == "unbound":
+            log.warning("worker %s: %s", self.label, Failure.from_packet(packet))
+        elif operation == "probed" and self._probe is not None and not self._probe.done():
+            self._probe.set_result(packet)
+        else:
+            raise ProtocolError(f"operation {operation!r}")
+
+    # Its end.
+
+    def kill(self, reason: str) -> None:
+        """Ends it now; `on_end` follows once it is reaped."""
+        if self.state in ("ending", "ended"):
+            return
+
+        self.end_reason = reason
+        self.killed_by_us = True
+        self.state = "ending"
+        self._child.kill()
+        self._loop.call_later(REAP_LIMIT_S, self._abandon)
+
+    def _abandon(self) -> None:
+        if self.state == "ending":
+            log.error("worker %s (%d) does not end: left behind", self.label, self.pid)
+            self.abandoned = True
+            self._child.abandon()
+            self._finish()
+
+    def close(self) -> None:
+        """Asks it to end: it exits when its socket closes."""
+        if self.state in ("starting", "ready"):
+            self.end_reason = "asked to"
+            self.killed_by_us = True
+            self.state = "ending"
+            self._loop.remove_reader(self._fd)
+            with contextlib.suppress(OSError):
+                self._sock.close()
+
+    def force(self) -> None:
+        """SIGKILL for one that was asked to end and did not."""
+        self._child.kill()
+
+    def _exited(self, returncode: int) -> None:
+        if self.state == "ended":
+            return
+
+        if not self.end_reason:
+            self.end_reason = describe_end(returncode)
+            last = self._child.stderr.rpartition("\n")[2]
+            if self.absent is None and returncode > 0 and last:
+                self.end_reason += f": {last[:300]}"
+
+        # What it answered before it ended counts.
+        if self._sock.fileno() >= 0:
+            while self._receive():
+                pass
+
+        self._finish()
+
+    def _finish(self) -> None:
+        self.state = "ended"
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._fd)
+            self._sock.close()
+
+        gone = Failure("switchgear", 401, "WorkerDied", self.end_reason)
+        for future in self._loaded.values():
+            if not future.done():
+                future.set_result(gone)
+
+        if self._probe is not None and not self._probe.done():
+            self._probe.set_result({"ok": False, "text": self.end_reason})
+
+        self.ended.set_result(None)
+        self._events.on_end(self)
+
+    @property
+    def killed_by_signal_9_from_outside(self) -> bool:
+        return not self.killed_by_us and self.end_reason.startswith("signal:9 ")
+
+
+def reply_id(reply: bytearray) -> int:
+    """The request id of a reply."""
+    identity: int = ID.unpack_from(reply, ID_OFFSET)[0]
+    return identity
