@@ -214,9 +214,13 @@ class TestProcess:
             if not data:
                 break
 
-            self._line += data
-            *lines, rest = bytes(self._line).split(b"\n")
-            self._line = bytearray(rest)
+            # Only what is new is searched: a driver can write a byte at a time.
+            *lines, rest = data.split(b"\n")
+            if lines:
+                lines[0] = bytes(self._line) + lines[0]
+                self._line.clear()
+
+            self._line += rest
             for line in lines:
                 self._take(line)
 

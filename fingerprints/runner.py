@@ -166,6 +166,10 @@ class Runner:
                 return alone or [Report(test, None, (outcome.death,))]
 
             reports.append(_dead(test, outcome.begun, outcome.death))
+            if outcome.begun.index in options.skip:
+                # It was told to leave this device alone: do not ask it for ever.
+                return reports
+
             done = {each.subject.index for each in reports if each.subject is not None}
             options = replace(options, skip=tuple(sorted({*skip, *done})))
 

@@ -2,12 +2,16 @@
  *
  * SWITCHGEAR_TEST_VULKAN_DRIVER=
  *   crash | segfault | hang   at vkCreateInstance
+ *   exit                      the same, with exit status 3
+ *   scribble                  the same, and writes text of its own to every pipe that is open
+ *   flood                     the same, without end and without a newline
  *   none                      an instance, and no device (also when unset)
  *   out_of_memory             at vkEnumeratePhysicalDevices
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <vulkan/vk_icd.h>
 #include <vulkan/vulkan.h>
@@ -18,6 +22,14 @@ static int mode_is(const char *mode)
 {
     const char *wanted = getenv("SWITCHGEAR_TEST_VULKAN_DRIVER");
     return wanted && !strcmp(wanted, mode);
+}
+
+static void scribble(const char *text)
+{
+    struct stat status;
+    for (int fd = 3; fd < 64; fd++)
+        if (!fstat(fd, &status) && S_ISFIFO(status.st_mode) && write(fd, text, strlen(text)) < 0)
+            return;
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL create_instance(
@@ -34,6 +46,12 @@ static VKAPI_ATTR VkResult VKAPI_CALL create_instance(
         *nowhere = 0;
     while (mode_is("hang"))
         pause();
+    if (mode_is("exit"))
+        _exit(3);
+    if (mode_is("scribble"))
+        scribble("debug: instance made\n");
+    while (mode_is("flood"))
+        scribble("debug: instance made, instance made, instance made, instance made; ");
     set_loader_magic_value(&instance);
     *made = (VkInstance)&instance;
     return VK_SUCCESS;

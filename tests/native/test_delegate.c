@@ -8,6 +8,7 @@
  *   max_nodes   claims at most this many nodes
  *   abort_after aborts the process in the partition run after this many
  *   busy_file   keeps its cumulative busy time there, in microseconds, as a driver's counter does
+ *   busy_back   that counter runs backwards, as one that is reset again and again seems to
  *
  * The structs are declared by hand after the documented C API (tensorflow/lite/core/c/common.h,
  * builtin_op_data.h); only leading fields are used, and the sizes are asserted.
@@ -95,6 +96,7 @@ typedef struct {
     enum mode mode;
     int fail_after, abort_after, latency_us, max_nodes, runs;
     uint64_t busy_us;
+    int busy_back;
     char busy_file[512];
 } Options;
 
@@ -258,7 +260,8 @@ static void keep_counter(Options *o)
     FILE *file = fopen(next, "w");
     if (!file)
         return;
-    fprintf(file, "%llu\n", (unsigned long long)o->busy_us);
+    uint64_t shown = o->busy_back ? 1000000000000u - o->busy_us : o->busy_us;
+    fprintf(file, "%llu\n", (unsigned long long)shown);
     fclose(file);
     rename(next, o->busy_file);
 }
@@ -384,6 +387,8 @@ EXPORT Delegate *tflite_plugin_create_delegate(
             o->latency_us = atoi(value);
         else if (!strcmp(key, "max_nodes"))
             o->max_nodes = atoi(value);
+        else if (!strcmp(key, "busy_back"))
+            o->busy_back = atoi(value);
         else if (!strcmp(key, "busy_file"))
             snprintf(o->busy_file, sizeof o->busy_file, "%s", value);
         else if (strcmp(key, "mode"))
