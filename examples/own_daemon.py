@@ -59,14 +59,17 @@ def running_daemon(folder: Path, *, report: Callable[[str], None]) -> Iterator[P
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """XDG folders under `folder`: the real ones belong to the user's own daemon."""
-    names = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")
-    private = {name: str(folder / name.lower()) for name in names}
+    """Folders and configuration of its own: the usual ones belong to the system's daemon."""
+    private = {}
 
-    for place in private.values():
-        Path(place).mkdir(mode=0o700)
+    for name in ("RUNTIME", "STATE", "CACHE"):
+        place = folder / name.lower()
+        place.mkdir(mode=0o700)
+        private[f"SWITCHGEAR_{name}_DIR"] = str(place)
 
-    return {**os.environ, **private}
+    configuration = folder / "switchgear.toml"
+    configuration.write_text("")
+    return {**os.environ, **private, "SWITCHGEAR_CONFIG": str(configuration)}
 
 
 def _wait_until_it_listens(process: subprocess.Popen[bytes], path: Path, log: Path) -> None:

@@ -24,7 +24,7 @@ assert examples_path.EXAMPLES.is_dir()
 _LISTEN = """
 import json, os, pathlib, signal, socket, sys
 path = pathlib.Path(sys.argv[sys.argv.index("--socket") + 1])
-kept = {name: value for name, value in os.environ.items() if name.startswith("XDG_")}
+kept = {name: value for name, value in os.environ.items() if name.startswith("SWITCHGEAR_")}
 path.with_name("environment.json").write_text(json.dumps([os.getpid(), kept]))
 listening = socket.socket(socket.AF_UNIX)
 listening.bind(str(path))
@@ -79,17 +79,17 @@ def test_it_listens_inside_the_block_and_is_gone_after_it(
     assert len(reports) == 3
 
 
-def test_its_own_folders_are_not_the_users(
+def test_its_folders_are_not_those_of_another_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = interpreter(tmp_path, _UNTIL_TERMINATED, monkeypatch)
-    monkeypatch.setenv("XDG_STATE_HOME", "/nowhere")
+    monkeypatch.setenv("SWITCHGEAR_STATE_DIR", "/nowhere")
 
     with running_daemon(home, report=no_report):
         written = (home / "environment.json").read_text()
 
     assert "/nowhere" not in written
-    assert str(home / "xdg_state_home") in written
+    assert str(home / "state") in written
 
 
 def test_an_error_in_the_block_stops_it(
