@@ -1,0 +1,425 @@
+"""One opened session without I/O: records in and out, arena, results. Shared by the blocking
+client and the asyncio one, each of which brings a socket and a way to wait."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from switchgear.client.failures import error_of_reply, fresh
+from switchgear.client.request import Pending, RequestOptions
+from switchgear.client.result import Result
+from switchgear.client.table import RequestTable
+from switchgear.client.tensors import (
+    Target,
+    Value,
+    View,
+    copy_of,
+    missing_inputs,
+    view_of,
+    write_all,
+)
+from switchgear.ipc.arena import Layout
+from switchgear.ipc.dtypes import DTYPES
+from switchgear.ipc.errors import (
+    BadRecord,
+    ConnectionLost,
+    ProtocolError,
+    ShuttingDown,
+    SlotBusy,
+    StateLost,
+    SwitchgearError,
+    UnsupportedModel,
+    error_from_code,
+)
+from switchgear.ipc.record import NO_SLOT, RECORD_BYTES, RECORD_VERSION, Flag, Kind
+from switchgear.ipc.slot import (
+    ENTRY,
+    HEADER,
+    SLOT_MAGIC,
+    SLOT_VERSION,
+    SlotEntry,
+    TensorPlace,
+    TensorSpec,
+    pack_header,
+    unpack_error,
+    unpack_header,
+)
+
+# The whole record in one call each way; what this side does not use is padding. The fields of
+# _REPLY are those of `result.ReplyFields`.
+_INFER: Final = struct.Struct("<BBHIQHHBBHQQ16s72x")
+_CANCEL: Final = struct.Struct("<BBHIQHH108x")
+_REPLY: Final = struct.Struct("<BBHIQ2xH36xHBBiHHIIIQQQ24x")
+_INFER_KIND: Final = int(Kind.INFER)
+_CANCEL_KIND: Final = int(Kind.CANCEL)
+_REPLY_KIND: Final = int(Kind.REPLY)
+_GOAWAY_KIND: Final = int(Kind.GOAWAY)
+_RESET: Final = int(Flag.RESET)
+
+Targets = Mapping[str, Target]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What OpenSession returned, without the descriptors."""
+
+    session: int
+    epoch: int
+    slots: int
+    layout: Layout
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    state: bool
+
+
+class SessionCore:
+    """Sends nothing and waits for nothing: the owner does, and serialises the calls.
+
+    `lost` is set once the session is over; each request in flight then has ended with it.
+    """
+
+    def __init__(self, opened: Opened, arena: mmap.mmap) -> None:
+        """Takes over the mapping: it is unmapped with the last view of it.
+
+        :raises ProtocolError: the layout does not fit the tensors.
+        :raises UnsupportedModel: a tensor's dtype is not known here.
+        """
+        self.opened = opened
+        self.epoch = opened.epoch
+        self.table: RequestTable[Pending] = RequestTable(
+            opened.slots, len(opened.layout.outputs)
+        )
+        self.lost: SwitchgearError | None = None
+        # The next frame starts from a fresh state.
+        self.reset_due = False
+        # A frame was sent: there is a state to lose.
+        self.used = False
+        self._goaway: SwitchgearError | None = None
+        self._fatal: SwitchgearError | None = None
+        self._ids = itertools.count(1)
+        self._held: set[int] = set()
+        _check(opened)
+        memory = memoryview(arena)
+        layout = opened.layout
+        self._targets: tuple[Targets, ...] = tuple(
+            {
+                spec.name: Target(spec, _slice(memory, place, _bytes_of(spec)))
+                for spec, place in zip(opened.inputs, places, strict=True)
+            }
+            for places in layout.inputs[: opened.slots]
+        )
+        self._names = tuple(spec.name for spec in opened.outputs)
+        self._limits = [spec.capacity_bytes for spec in opened.outputs]
+        self._rooms = tuple(_slice(memory, place, place.length) for place in layout.headers)
+        self._raw = tuple(
+            tuple(_slice(memory, place, place.length) for place in places)
+            for places in layout.outputs
+        )
+        self._header_bytes = HEADER.size + len(opened.outputs) * ENTRY.size
+        # What a header says when each output has its declared shape: then the views are ready.
+        self._usual = tuple(
+            SlotEntry(spec.dtype, spec.shape, _bytes_of(spec))
+            for spec in opened.outputs
+            if not spec.dynamic
+        )
+        self._usual_bytes = pack_header(0, self._usual)[HEADER.size :]
+        self._usual_views: list[Mapping[str, View] | None] = [None] * len(layout.outputs)
+
+    @property
+    def may_reopen(self) -> bool:
+        """Whether the session ended for a reason that a new one does not have."""
+        return self._fatal is None and (
+            self._goaway is None or isinstance(self._goaway, ShuttingDown)
+        )
+
+    def targets(self, slot: int) -> Targets:
+        """The input tensors of a slot.
+
+        :raises ConnectionLost: the session was closed.
+        """
+        try:
+            return self._targets[slot]
+        except IndexError:
+            raise ConnectionLost("the session was closed") from None
+
+    def require_idle(self, slot: int) -> None:
+        """:raises SlotBusy: a request is in flight in the slot: its inputs are being read."""
+        if self.table.outputs[slot] == NO_SLOT and self.lost is None:
+            raise SlotBusy(f"slot {slot} has a request in flight")
+
+    def give_back(self, slot: int) -> None:
+        """Makes a slot that the caller holds free: now, or when its request has ended."""
+        request = self.table.request_in(slot)
+        if request is None:
+            self.table.give_back(slot)
+        else:
+            self._held.add(request.id)
+
+    def fill(self, slot: int, inputs: Mapping[str, Value]) -> None:
+        """Writes all inputs of a slot that the caller holds.
+
+        :raises BadInput: one is missing, unknown or does not fit.
+        """
+        targets = self.targets(slot)
+        if len(inputs) != len(targets):
+            raise missing_inputs(targets, inputs)
+
+        write_all(targets, inputs)
+
+    def begin(self, request: Pending, slot: int, options: RequestOptions, holds: bool) -> bytes:
+        """The record that sends `request` in a slot that the caller holds.
+
+        `holds`: the slot becomes free when the request is done with.
+
+        :raises SlotBusy: a request is in flight in the slot.
+        :raises ConnectionLost: the session is over.
+        """
+        if self.lost is not None:
+            raise fresh(self.lost)
+
+        if self._goaway is not None:
+            raise ConnectionLost(
+                f"the daemon is about to end the session: {self._goaway.text}",
+                cause=self._goaway.name,
+            )
+
+        request_id = next(self._ids)
+        output = self.table.begin(request_id, request, slot)
+        request.id = request_id
+        request.slot = slot
+        request._core = self
+        request.reset = reset = options.reset or self.reset_due
+        if holds:
+            self._held.add(request_id)
+
+        self.reset_due = False
+        self.used = True
+        return _INFER.pack(
+            _INFER_KIND,
+            RECORD_VERSION,
+            _RESET if reset else 0,
+            self.epoch,
+            request_id,
+            slot,
+            output,
+            options.priority,
+            options.clock,
+            0,
+            options.timeout_us,
+            options.capture_ns,
+            options.trace_id,
+        )
+
+    def withdraw(self, request: Pending) -> None:
+        """Undoes `begin`: the record could not be sent. The slot stays the caller's."""
+        self.table.withdraw(request.id)
+        self._held.discard(request.id)
+        self.reset_due |= request.reset
+        request._core = None
+
+    def cancel(self, request: Pending) -> bytes | None:
+        """The record that cancels a request; None where there is nothing to cancel."""
+        if request.ended or request.cancel_sent or self.lost is not None:
+            return None
+
+        request.cancel_sent = True
+        return _CANCEL.pack(_CANCEL_KIND, RECORD_VERSION, 0, self.epoch, request.id, 0, 0)
+
+    def receive(self, data: bytes) -> None:
+        """Handles one packet of the session's socket; ends the request that it answers.
+
+        :raises ProtocolError: it breaks the protocol; the owner has to end the session.
+        """
+        if len(data) != RECORD_BYTES or data[1] != RECORD_VERSION:
+            raise self._broken("the daemon sent bytes that are no record of version 1")
+
+        fields = _REPLY.unpack(data)
+        if fields[0] == _REPLY_KIND:
+            self._answer(fields)
+        elif fields[0] == _GOAWAY_KIND:
+            self._goaway = error_from_code(fields[9])
+            self._leave()
+
+    def _answer(self, fields: tuple[int, ...]) -> None:
+        if fields[4] == 0:
+            # An answer to no request: the daemon refuses what this side sent, then closes.
+            self._fatal = error_of_reply(fields, "")
+            return
+
+        try:
+            request = self.table.finish(fields[4], fields[5])
+        except ProtocolError as broken:
+            raise self._broken(broken.text) from None
+
+        if fields[6]:
+            self._fail(request, fields)
+        else:
+            request.fields = fields
+            request._wake()
+
+        if self._goaway is not None:
+            self._leave()
+
+    def _leave(self) -> None:
+        """After the announcement: what is in flight is still answered, then it ends."""
+        if not self.table.in_flight:
+            self.lose()
+
+    def _fail(self, request: Pending, fields: tuple[int, ...]) -> None:
+        text = unpack_error(self._rooms[fields[5]]) if fields[7] and self._rooms else ""
+        error = error_of_reply(fields, text)
+        if isinstance(error, StateLost):
+            self.epoch = fields[3]
+        elif isinstance(error, BadRecord):
+            self._fatal = error
+
+        # It never reached a worker: the reset that it asked for is still due.
+        if request.reset and not fields[7]:
+            self.reset_due = True
+
+        self._end(request, error)
+
+    def _broken(self, text: str) -> ProtocolError:
+        error = ProtocolError(text)
+        self._fatal = error
+        return error
+
+    def _end(self, request: Pending, error: SwitchgearError) -> None:
+        request.error = error
+        self.release(request)
+        request._wake()
+
+    def lose(self, text: str = "the daemon went away") -> None:
+        """The session is over: every request in flight ends with ConnectionLost."""
+        if self.lost is not None:
+            return
+
+        cause = self._fatal or self._goaway
+        if cause is None:
+            self.lost = ConnectionLost(text)
+        else:
+            self.lost = ConnectionLost(
+                f"the daemon ended the session: {cause.text}", cause=cause.name
+            )
+            self.lost.__cause__ = cause
+
+        for request in self.table.end():
+            self._end(request, self.lost)
+
+    def forget(self) -> None:
+        """Lets the memory go; views that the app still has keep their part of it alive."""
+        self._targets = ()
+        self._rooms = ()
+        self._raw = ()
+        self._usual_views = []
+
+    def release(self, request: Pending) -> None:
+        """Makes the slot that a request holds free; does nothing the second time."""
+        try:
+            self._held.remove(request.id)
+        except KeyError:
+            return
+
+        self.table.give_back(request.slot)
+
+    def take(self, request: Pending, copy: bool) -> Result:
+        """The result of a request that has ended; its slot is free from now on.
+
+        :raises SwitchgearError: how it ended otherwise.
+        :raises ProtocolError: the output slot's header does not fit the session.
+        """
+        if request.error is not None:
+            raise fresh(request.error)
+
+        assert request.fields is not None
+        result = request._result
+        if result is None:
+            try:
+                result = Result(self._views(request.fields), request.fields)
+                if copy:
+                    result = _copied(result, request.fields)
+            finally:
+                self.release(request)
+
+            request._result = result
+        elif copy:
+            result = _copied(result, request.fields)
+
+        return result
+
+    def _views(self, fields: tuple[int, ...]) -> Mapping[str, View]:
+        output = fields[5]
+        if not self._rooms:
+            raise ConnectionLost("the session was closed before the result was taken")
+
+        header = bytes(self._rooms[output][: self._header_bytes])
+        usual = HEADER.pack(SLOT_MAGIC, SLOT_VERSION, len(self._names), fields[4])
+        if header == usual + self._usual_bytes:
+            views = self._usual_views[output]
+            if views is None:
+                views = self._usual_views[output] = self._build(output, self._usual)
+
+            return views
+
+        request_id, entries = unpack_header(memoryview(header), self._limits)
+        if request_id != fields[4]:
+            raise ProtocolError(
+                f"output slot {output} holds request {request_id}, not {fields[4]}"
+            )
+
+        return self._build(output, entries)
+
+    def _build(
+        self, output: int, entries: list[SlotEntry] | tuple[SlotEntry, ...]
+    ) -> Mapping[str, View]:
+        return {
+            name: view_of(raw[: entry.length], DTYPES[entry.dtype], entry.shape)
+            for name, raw, entry in zip(self._names, self._raw[output], entries, strict=True)
+        }
+
+
+def _copied(result: Result, fields: tuple[int, ...]) -> Result:
+    return Result({name: copy_of(view) for name, view in result.items()}, fields)
+
+
+def _slice(memory: memoryview, place: TensorPlace, length: int) -> memoryview:
+    return memory[place.offset : place.offset + length]
+
+
+def _bytes_of(spec: TensorSpec) -> int:
+    size = DTYPES[spec.dtype].size_bytes
+    for dim in spec.shape:
+        size *= dim
+
+    return size
+
+
+def _check(opened: Opened) -> None:
+    layout = opened.layout
+    for spec in (*opened.inputs, *opened.outputs):
+        if spec.dtype not in DTYPES:
+            raise UnsupportedModel(f"tensor {spec.name!r} is of the unknown dtype {spec.dtype}")
+
+    if not 0 < opened.slots <= min(len(layout.inputs), len(layout.outputs)):
+        raise ProtocolError("the layout has fewer slots than the session")
+
+    if len(layout.headers) != len(layout.outputs):
+        raise ProtocolError("the layout has not one header for each output slot")
+
+    room = HEADER.size + len(opened.outputs) * ENTRY.size
+    fits = all(place.length >= room for place in layout.headers)
+    for specs, slots in ((opened.inputs, layout.inputs), (opened.outputs, layout.outputs)):
+        for places in slots:
+            fits = fits and len(places) == len(specs)
+            fits = fits and all(
+                place.length >= (0 if spec.dynamic else _bytes_of(spec))
+                for place, spec in zip(places, specs, strict=False)
+            )
+
+    if not fits:
+        raise ProtocolError("the layout does not fit the model's tensors")

@@ -1,0 +1,77 @@
+"""Which exception a reply's status stands for."""
+
+from __future__ import annotations
+
+import errno
+import signal
+
+from switchgear.client.result import BACKENDS, ReplyFields, name_of
+from switchgear.ipc.errors import (
+    DOMAIN_NAMES,
+    DOMAINS,
+    BackendFailed,
+    SwitchgearError,
+    error_from_code,
+)
+
+
+def error_of_reply(fields: tuple[int, ...], text: str) -> SwitchgearError:
+    """The exception for a reply that is no success; `text`: what the worker wrote, or empty."""
+    reply = ReplyFields._make(fields)
+    details: dict[str, object] = {"request_id": reply.request_id}
+    if reply.retry_after_ms:
+        details["retry_after_ms"] = reply.retry_after_ms
+
+    if reply.retries:
+        details["retries"] = reply.retries
+
+    if reply.backend:
+        details["backend"] = name_of(BACKENDS, reply.backend)
+
+    if reply.domain == DOMAINS["switchgear"]:
+        error = error_from_code(reply.code, text or _sentence(reply.code), **details)
+        error.details["epoch"] = reply.epoch
+        return error
+
+    domain = DOMAIN_NAMES.get(reply.domain, str(reply.domain))
+    name = driver_name(domain, reply.code)
+    where = f"{domain}:{reply.code}" + (f" {name}" if name else "")
+    backend = name_of(BACKENDS, reply.backend)
+    return BackendFailed(
+        f"{backend} failed with {where}" + (f": {text}" if text else ""),
+        domain=domain,
+        driver_code=reply.code,
+        driver_name=name,
+        driver_text=text,
+        **details,
+    )
+
+
+def fresh(error: SwitchgearError) -> SwitchgearError:
+    """A copy to raise: a kept exception would keep the frames it passed, and their memory."""
+    made = type(error)(error.text, **error.details)
+    made.__cause__ = error.__cause__
+    return made
+
+
+def driver_name(domain: str, code: int) -> str:
+    """The name of a code of the system's domains; the others' are in the worker's text."""
+    if domain == "errno":
+        return errno.errorcode.get(abs(code), "")
+
+    if domain == "signal":
+        try:
+            return signal.Signals(code).name
+        except ValueError:
+            return ""
+
+    return ""
+
+
+def _sentence(code: int) -> str:
+    """What the code means; the docstring of its class."""
+    error = error_from_code(code)
+    if type(error).code != code:
+        return f"the daemon answered with the unknown code {code}"
+
+    return (type(error).__doc__ or "").strip()
