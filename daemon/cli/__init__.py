@@ -5,15 +5,24 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from typing import Final
 
+from switchgear.daemon.cli.command import CommandError, UsageError
 from switchgear.ipc.errors import BadConfiguration, BadRequest, SwitchgearError
 
 # Each is a module here with `add_parser`; only the one that is asked for is imported.
 COMMANDS: Final = {
     "serve": "run the daemon (systemd, Android init or a terminal)",
+    "status": "whether the daemon is fine, and what it is doing",
+    "model": "load, list, check or unload models",
+    "infer": "run a model once on an image or on .npy files",
+    "bench": "latency through the daemon beside in-process",
+    "fingerprint": "measure this device; show, dump or compare what was measured",
+    "doctor": "what is missing on this machine, and the command that fixes it",
 }
+INTERRUPTED: Final = 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="switchgear",
         description="Runs apps' inference on the best backend of this device.",
-        epilog="example:\n  switchgear infer model.tflite --image photo.png",
+        epilog="examples:\n  switchgear serve\n"
+        "  switchgear infer model.tflite --image photo.png",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the version")
@@ -51,24 +61,33 @@ def main(argv: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     try:
         status: int = options.run(options)
-    except (BadRequest, BadConfiguration) as error:
+        sys.stdout.flush()
+    except (BadRequest, BadConfiguration, UsageError) as error:
         _tell(options, error)
         return 2
-    except SwitchgearError as error:
+    except (SwitchgearError, CommandError) as error:
         _tell(options, error)
         return 1
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has seen enough.
-        sys.stderr.close()
+        # The reader has seen enough; the interpreter's own flush at its end must not fail too.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
         return 1
 
     return status
 
 
-def _tell(options: argparse.Namespace, error: SwitchgearError) -> None:
-    print(f"switchgear: {error.name}: {error.text}", file=sys.stderr)
+def _tell(options: argparse.Namespace, error: Exception) -> None:
+    """The error for people on stderr; with `--json` for programs on stdout too."""
+    fields: dict[str, object] = {"error": type(error).__name__, "message": str(error)}
+    if isinstance(error, SwitchgearError):
+        print(f"switchgear: {error.name}: {error.text}", file=sys.stderr)
+        fields |= {"message": error.text, "code": error.code, "details": error.details}
+    else:
+        print(f"switchgear: {error}", file=sys.stderr)
+
     if getattr(options, "json", False):
-        fields = {"error": error.name, "code": error.code, "message": error.text}
-        print(json.dumps({**fields, "details": error.details}))
+        print(json.dumps(fields, default=str))

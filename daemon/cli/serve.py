@@ -11,6 +11,7 @@ from pathlib import Path
 
 from switchgear.daemon import config, listen, paths
 from switchgear.daemon.service import serve
+from switchgear.daemon.serving_loop import ServingLoop
 
 EXAMPLE = """example:
   switchgear serve --config ./switchgear.toml --socket /tmp/mine/switchgear.sock
@@ -53,5 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     socket_path = arguments.socket or paths.socket_path()
     state_dir = arguments.state_dir or paths.state_dir()
     opener = functools.partial(listen.open_listener, socket_path.absolute())
-    asyncio.run(serve(configuration, opener, state_dir))
+    with asyncio.Runner(loop_factory=ServingLoop) as runner:
+        runner.run(serve(configuration, opener, state_dir))
+
     return 0
