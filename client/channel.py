@@ -39,25 +39,48 @@ class Channel:
         :raises ConnectionLost: the session is over, and the request was not sent.
         """
         with self._lock:
-            record = self.core.begin(request, slot, options, holds)
+            self._send(request, slot, options, holds)
+
+    def exchange(
+        self,
+        request: Pending,
+        slot: int,
+        options: RequestOptions,
+        timeout_s: float | None,
+    ) -> None:
+        """`send` and `wait` in one; the request holds the slot, and is cancelled when the wait
+        ends early. ConnectionLost says that it was not sent.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._lock:
+            self._send(request, slot, options, True)
             try:
-                self._sock.send(record, socket.MSG_NOSIGNAL)
-            except OSError as error:
-                self.core.withdraw(request)
-                self._await_loss()
-                raise ConnectionLost(
-                    "the daemon went away; the request was not sent"
-                ) from error
+                self._wait(request, until)
+            except BaseException:
+                self._cancel(request)
+                raise
+
+    def _send(self, request: Pending, slot: int, options: RequestOptions, holds: bool) -> None:
+        record = self.core.begin(request, slot, options, holds)
+        try:
+            self._sock.send(record, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            self.core.withdraw(request)
+            self._await_loss()
+            raise ConnectionLost("the daemon went away; the request was not sent") from error
 
     def cancel(self, request: Pending) -> None:
         """Asks for the end of a request; its one reply still comes."""
         with self._lock:
-            record = self.core.cancel(request)
-            if record is not None:
-                try:
-                    self._sock.send(record, socket.MSG_NOSIGNAL)
-                except OSError:
-                    self._await_loss()
+            self._cancel(request)
+
+    def _cancel(self, request: Pending) -> None:
+        record = self.core.cancel(request)
+        if record is not None:
+            try:
+                self._sock.send(record, socket.MSG_NOSIGNAL)
+            except OSError:
+                self._await_loss()
 
     def give_back(self, slot: int) -> None:
         """Makes a slot that the caller holds free: now, or when its request has ended."""
@@ -71,16 +94,19 @@ class Channel:
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
-            while request.fields is None and request.error is None:
-                if not self._receiving:
-                    self._receive(until)
-                    continue
+            self._wait(request, until)
 
-                self._waiting += 1
-                try:
-                    self._changed.wait(None if until is None else _left_s(until))
-                finally:
-                    self._waiting -= 1
+    def _wait(self, request: Pending, until: float | None) -> None:
+        while request.fields is None and request.error is None:
+            if not self._receiving:
+                self._receive(until)
+                continue
+
+            self._waiting += 1
+            try:
+                self._changed.wait(None if until is None else _left_s(until))
+            finally:
+                self._waiting -= 1
 
     def poll(self) -> None:
         """Handles the replies that are there already; does not block."""

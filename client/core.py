@@ -21,7 +21,6 @@ from switchgear.client.tensors import (
     copy_of,
     missing_inputs,
     view_of,
-    write_all,
 )
 from switchgear.ipc.arena import Layout
 from switchgear.ipc.dtypes import DTYPES
@@ -166,10 +165,11 @@ class SessionCore:
         :raises BadInput: one is missing, unknown or does not fit.
         """
         targets = self.targets(slot)
-        if len(inputs) != len(targets):
+        if inputs.keys() != targets.keys():
             raise missing_inputs(targets, inputs)
 
-        write_all(targets, inputs)
+        for name, target in targets.items():
+            target.write(inputs[name])
 
     def begin(self, request: Pending, slot: int, options: RequestOptions, holds: bool) -> bytes:
         """The record that sends `request` in a slot that the caller holds.
@@ -239,13 +239,13 @@ class SessionCore:
             raise self._broken("the daemon sent bytes that are no record of version 1")
 
         fields = _REPLY.unpack(data)
-        if fields[0] == _REPLY_KIND:
-            self._answer(fields)
-        elif fields[0] == _GOAWAY_KIND:
-            self._goaway = error_from_code(fields[9])
-            self._leave()
+        if fields[0] != _REPLY_KIND:
+            if fields[0] == _GOAWAY_KIND:
+                self._goaway = error_from_code(fields[9])
+                self._leave()
 
-    def _answer(self, fields: tuple[int, ...]) -> None:
+            return
+
         if fields[4] == 0:
             # An answer to no request: the daemon refuses what this side sent, then closes.
             self._fatal = error_of_reply(fields, "")
@@ -325,6 +325,8 @@ class SessionCore:
         except KeyError:
             return
 
+        # Its end then has nothing to release.
+        request._core = None
         self.table.give_back(request.slot)
 
     def take(self, request: Pending, copy: bool) -> Result:

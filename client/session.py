@@ -12,7 +12,7 @@ from switchgear.client.channel import Channel
 from switchgear.client.core import SessionCore
 from switchgear.client.lifetime import SessionBase, SlotInputs, all_slots_busy, merged
 from switchgear.client.options import SessionOptions
-from switchgear.client.request import PLAIN, Pending, RequestOptions, request_options
+from switchgear.client.request import PLAIN, Pending, request_options
 from switchgear.client.result import Result
 from switchgear.client.tensors import Value, write_all
 from switchgear.ipc.errors import ConnectionLost, SlotBusy
@@ -178,8 +178,32 @@ class Session(SessionBase):
         if reset or deadline_ms is not None:
             options = request_options(reset, deadline_ms, None, b"", 0, "none")
 
-        request = self._start(merged(inputs, keywords), None, options)
-        return _outcome(request, timeout_s, copy)
+        if keywords or inputs is None:
+            inputs = merged(inputs, keywords)
+
+        again = True
+        while True:
+            channel = self._channel
+            if channel.core.lost is not None:
+                channel = self._live(reset)
+
+            index = self._take(channel, None)
+            try:
+                channel.core.fill(index, inputs)
+                request = Request(channel)
+                channel.exchange(request, index, options, timeout_s)
+            except ConnectionLost:
+                channel.give_back(index)
+                # It was not sent: when the loss shows only now, the caller need not know.
+                if not again or not self._lost_but_open(channel):
+                    raise
+
+                again = False
+            except BaseException:
+                channel.give_back(index)
+                raise
+            else:
+                return channel.core.take(request, copy)
 
     def submit(
         self,
@@ -204,7 +228,26 @@ class Session(SessionBase):
         options = request_options(
             reset, deadline_ms, priority, trace_id, capture_ns, capture_clock
         )
-        return self._start(inputs, slot, options)
+        again = True
+        while True:
+            channel = self._live(reset)
+            index = self._take(channel, slot)
+            try:
+                channel.core.fill(index, inputs)
+                request = Request(channel)
+                channel.send(request, index, options, holds=True)
+            except ConnectionLost:
+                channel.give_back(index)
+                # It was not sent: when the loss shows only now, the caller need not know.
+                if not again or not self._lost_but_open(channel):
+                    raise
+
+                again = False
+            except BaseException:
+                channel.give_back(index)
+                raise
+            else:
+                return request
 
     def slot(self) -> Slot:
         """Takes a slot whose inputs the caller writes in place, without a copy.
@@ -237,31 +280,8 @@ class Session(SessionBase):
             )
             self.close()
 
-    def _start(
-        self, inputs: Mapping[str, Value], slot: int | None, options: RequestOptions
-    ) -> Request:
-        again = True
-        while True:
-            channel = self._channel
-            if channel.core.lost is not None:
-                channel = self._live(options.reset)
-
-            index = self._take(channel, slot)
-            try:
-                channel.core.fill(index, inputs)
-                request = Request(channel)
-                channel.send(request, index, options, holds=True)
-                return request
-            except ConnectionLost:
-                channel.core.table.give_back(index)
-                # It was not sent. When the loss shows only now, the caller need not know.
-                if not again or channel.core.lost is None or not self._may_reopen():
-                    raise
-
-                again = False
-            except BaseException:
-                channel.give_back(index)
-                raise
+    def _lost_but_open(self, channel: Channel) -> bool:
+        return channel.core.lost is not None and self._may_reopen()
 
     def _take(self, channel: Channel, slot: int | None) -> int:
         table = channel.core.table

@@ -30,9 +30,8 @@ class RequestTable(Generic[R]):
         self._free = deque(range(slots))
         # The output slot of each slot; NO_SLOT while the daemon has it.
         self.outputs = list(range(slots))
-        self.in_flight: dict[int, R] = {}
-        # The slot of a request, and the output slot that it gave to the daemon.
-        self._given: dict[int, tuple[int, int]] = {}
+        # Each request with its slot and the output slot that it gave to the daemon.
+        self.in_flight: dict[int, tuple[R, int, int]] = {}
 
     @property
     def free(self) -> int:
@@ -76,22 +75,20 @@ class RequestTable(Generic[R]):
             raise SlotBusy(f"slot {slot} has a request in flight")
 
         self.outputs[slot] = NO_SLOT
-        self.in_flight[request_id] = request
-        self._given[request_id] = (slot, output)
+        self.in_flight[request_id] = (request, slot, output)
         return output
 
     def request_in(self, slot: int) -> R | None:
         """The request that is in flight in a slot."""
-        for request_id, (given, _) in self._given.items():
-            if given == slot:
-                return self.in_flight[request_id]
+        for request, its_slot, _ in self.in_flight.values():
+            if its_slot == slot:
+                return request
 
         return None
 
     def withdraw(self, request_id: int) -> None:
         """Undoes `begin` for a request that could not be sent."""
-        del self.in_flight[request_id]
-        slot, output = self._given.pop(request_id)
+        _, slot, output = self.in_flight.pop(request_id)
         self.outputs[slot] = output
 
     def finish(self, request_id: int, output: int) -> R:
@@ -100,8 +97,8 @@ class RequestTable(Generic[R]):
         :raises ProtocolError: no such request is in flight, or the daemon does not own that
             output slot.
         """
-        request = self.in_flight.get(request_id)
-        if request is None:
+        entry = self.in_flight.get(request_id)
+        if entry is None:
             raise ProtocolError(f"a reply to request {request_id}, which is not in flight")
 
         if not 0 <= output < self.output_slots or output in self.outputs:
@@ -110,12 +107,11 @@ class RequestTable(Generic[R]):
             )
 
         del self.in_flight[request_id]
-        self.outputs[self._given.pop(request_id)[0]] = output
-        return request
+        self.outputs[entry[1]] = output
+        return entry[0]
 
     def end(self) -> list[R]:
         """Takes all requests out of flight: the session is over."""
-        requests = list(self.in_flight.values())
+        requests = [request for request, _, _ in self.in_flight.values()]
         self.in_flight.clear()
-        self._given.clear()
         return requests
