@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-import switchgear
 from switchgear.daemon.jobs import Job
 from switchgear.daemon.local import infer
 from switchgear.daemon.parameters import InvalidParameter, Parameters
@@ -111,7 +110,7 @@ class Interface:
             {
                 "vendor": "Switchgear",
                 "product": "switchgear",
-                "version": switchgear.__version__,
+                "version": self._service.version,
                 "url": "https://pypi.org/project/switchgear/",
                 "interfaces": [SERVICE, INTERFACE],
             }

@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from switchgear.daemon.shortage import as_no_space
 from switchgear.daemon.varlink_server import error_fields
 from switchgear.ipc.errors import (
     Cancelled,
@@ -95,12 +96,14 @@ class Job:
             self.state = "cancelled"
             self.error = Cancelled("the job was cancelled")
         except SwitchgearError as error:
-            self.state = "failed"
+            self.state = "cancelled" if isinstance(error, Cancelled) else "failed"
             self.error = error
-        except Exception:
-            log.exception("job %d (%s) failed", self.identity, self.kind)
+        except Exception as error:
             self.state = "failed"
-            self.error = InternalError("a fault of the daemon; its log says more")
+            self.error = as_no_space(error)
+            if self.error is None:
+                log.exception("job %d (%s) failed", self.identity, self.kind)
+                self.error = InternalError("a fault of the daemon; its log says more")
         finally:
             self._tell()
 

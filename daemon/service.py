@@ -47,6 +47,7 @@ class Service:
         self._configuration = configuration
         self._listener = listener
         self._started = monotonic()
+        self.version = switchgear.__version__
         self.state = "starting"
         self.probed: dict[str, str] = {}
         limits = configuration.limits
@@ -78,7 +79,7 @@ class Service:
 
     def info(self) -> dict[str, Any]:
         return {
-            "version": switchgear.__version__,
+            "version": self.version,
             "pid": os.getpid(),
             "ready": self.ready,
             "state": self.state,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from switchgear.daemon.listen import peer_credentials
+from switchgear.daemon.shortage import as_no_space
 from switchgear.ipc.errors import InternalError, ProtocolError, QuotaExceeded, SwitchgearError
 from switchgear.ipc.varlink import (
     MAX_MESSAGE_BYTES,
@@ -191,9 +192,13 @@ class Connection:
             call.fail(*error_fields(error))
         except asyncio.CancelledError:
             raise
-        except Exception:
-            log.exception("%s of client %d failed", call.method, self.peer.pid)
-            call.fail(*error_fields(InternalError("a fault of the daemon; its log says more")))
+        except Exception as error:
+            shortage = as_no_space(error)
+            if shortage is None:
+                log.exception("%s of client %d failed", call.method[:64], self.peer.pid)
+                shortage = InternalError("a fault of the daemon; its log says more")
+
+            call.fail(*error_fields(shortage))
         finally:
             call.descriptors.close()
             self._task = None
