@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from switchgear.backends.contract import Instance, LoadRequest, ModelInfo, Shape
 from switchgear.ipc.dtypes import DTYPES
@@ -26,8 +27,6 @@ MAX_NAME_CHARACTERS: Final = 256
 # Room for an output whose size depends on the input: this many times the largest seen.
 DYNAMIC_HEADROOM: Final = 4
 DYNAMIC_MINIMUM_BYTES: Final = 65536
-
-_Array = NDArray[Any]
 
 
 def _engine_error(error: BaseException) -> DriverError:
@@ -140,6 +139,9 @@ class CpuInstance:
         self._interpreter: Any = None
         self.reset()
         self.info = self._describe()
+        self._entries = tuple(
+            SlotEntry(spec.dtype, spec.shape, spec.capacity_bytes) for spec in self.info.outputs
+        )
 
     def reset(self) -> None:
         # Neither reset_all_variables nor allocate_tensors clears the variables; a new
@@ -152,10 +154,14 @@ class CpuInstance:
             raise _engine_error(error) from None
 
         self._interpreter = interpreter
+        # The wrapper's own invoke only checks first that nobody holds a view; nobody does here.
+        inner = getattr(interpreter, "_interpreter", None)
+        self._invoke = getattr(inner, "Invoke", interpreter.invoke)
         self._inputs = interpreter.get_input_details()
         self._outputs = interpreter.get_output_details()
         self._in = [interpreter.tensor(d["index"]) for d in self._inputs]
         self._out = [interpreter.tensor(d["index"]) for d in self._outputs]
+        self._memory = _fixed_memory(self._in, self._out)
 
     def _resize(self, interpreter: Any) -> None:
         inputs = interpreter.get_input_details()
@@ -230,29 +236,58 @@ class CpuInstance:
         size = math.prod(shape) * DTYPES[dtype].size_bytes
         return TensorSpec(name, dtype, shape, signature, size, dynamic)
 
-    def attach_input(self, tensors: Sequence[memoryview]) -> list[_Array]:
-        arrays = []
+    def attach_input(self, tensors: Sequence[memoryview]) -> Sequence[memoryview]:
         for spec, memory in zip(self.info.inputs, tensors, strict=True):
             if len(memory) != spec.capacity_bytes:
                 raise ValueError(f"input {spec.name!r} has {len(memory)} bytes")
 
-            arrays.append(np.frombuffer(memory, dtype=spec.dtype).reshape(spec.shape))
+        return tensors
 
-        return arrays
+    def attach_output(self, tensors: Sequence[memoryview]) -> Sequence[memoryview]:
+        # Without the spare room, so that a copy of the engine's bytes fits exactly.
+        if self._memory is None:
+            return tensors
 
-    def attach_output(self, tensors: Sequence[memoryview]) -> list[_Array]:
-        return [np.frombuffer(memory, dtype=np.uint8) for memory in tensors]
+        return [
+            memory[: spec.capacity_bytes]
+            for spec, memory in zip(self.info.outputs, tensors, strict=True)
+        ]
 
-    def run(self, source: object, target: object) -> list[SlotEntry]:
+    def run(self, source: object, target: object) -> Sequence[SlotEntry]:
         # Inputs are copied, so a client that changes them meanwhile changes nothing that the
-        # engine has checked. The views of the interpreter must be gone before invoke.
-        for get, details, array in zip(  # type: ignore[call-overload]
-            self._in, self._inputs, source, strict=True
+        # engine has checked.
+        inputs = cast(Sequence[memoryview], source)
+        outputs = cast(Sequence[memoryview], target)
+        memory = self._memory
+        if memory is None:
+            return self._run_by_views(inputs, outputs)
+
+        for engine, bytes_in in zip(memory.inputs, inputs, strict=True):
+            engine[:] = bytes_in
+
+        try:
+            self._invoke()
+        except (ValueError, RuntimeError) as error:
+            raise _engine_error(error) from None
+
+        for engine, bytes_out in zip(memory.outputs, outputs, strict=True):
+            bytes_out[:] = engine
+
+        return self._entries
+
+    def _run_by_views(
+        self, inputs: Sequence[memoryview], outputs: Sequence[memoryview]
+    ) -> list[SlotEntry]:
+        """Runs a model whose tensors may move: every view is taken anew."""
+        for spec, get, details, bytes_in in zip(
+            self.info.inputs, self._in, self._inputs, inputs, strict=True
         ):
+            array = np.frombuffer(bytes_in, dtype=spec.dtype).reshape(spec.shape)
             if array.ndim == 0:
                 # The engine's view of a scalar is a copy.
                 self._interpreter.set_tensor(details["index"], array)
             elif array.size:
+                # The view must be gone before invoke.
                 np.copyto(get(), array)
 
         try:
@@ -260,16 +295,15 @@ class CpuInstance:
         except (ValueError, RuntimeError) as error:
             raise _engine_error(error) from None
 
-        entries = []
-        for spec, get, details, memory in zip(  # type: ignore[call-overload]
-            self.info.outputs, self._out, self._outputs, target, strict=True
-        ):
-            entries.append(self._copy_output(spec, get, details, memory))
-
-        return entries
+        return [
+            self._copy_output(spec, get, details, bytes_out)
+            for spec, get, details, bytes_out in zip(
+                self.info.outputs, self._out, self._outputs, outputs, strict=True
+            )
+        ]
 
     def _copy_output(
-        self, spec: TensorSpec, get: Any, details: Any, memory: _Array
+        self, spec: TensorSpec, get: Any, details: Any, memory: memoryview
     ) -> SlotEntry:
         try:
             value = get()
@@ -278,15 +312,15 @@ class CpuInstance:
             return SlotEntry(spec.dtype, self._shape_now(details), 0)
 
         size = value.nbytes
-        if size > memory.size:
+        if size > len(memory):
             raise OutputTooLarge(
-                f"output {spec.name!r} has {size} bytes, its slot {memory.size}",
+                f"output {spec.name!r} has {size} bytes, its slot {len(memory)}",
                 bytes_needed=size,
             )
 
         if size:
             # ravel is a view here: the engine's tensors are contiguous.
-            memory[:size] = value.ravel().view(np.uint8)
+            memory[:size] = memoryview(value.ravel().view(np.uint8))
 
         return SlotEntry(spec.dtype, value.shape, size)
 
@@ -298,9 +332,44 @@ class CpuInstance:
         raise DriverError("tflite", 1, "ERROR", f"no output tensor {details['index']}")
 
     def close(self) -> None:
+        self._memory = None
         self._interpreter = None
         self._in = []
         self._out = []
+
+
+@dataclass(frozen=True, slots=True)
+class _FixedMemory:
+    """The engine's own bytes of each input and output, which stay where they are."""
+
+    inputs: tuple[memoryview, ...]
+    outputs: tuple[memoryview, ...]
+
+
+def _fixed_memory(inputs: Sequence[Any], outputs: Sequence[Any]) -> _FixedMemory | None:
+    """The memory of all tensors, or None where some may move or have no view.
+
+    An engine plans its memory anew only behind an operator whose output size is known at run
+    time, and leaves everything behind the first one without memory until then. So where every
+    output has memory before the first run, nothing moves.
+    """
+    views = []
+    for get in (*inputs, *outputs):
+        try:
+            array = get()
+        except ValueError:
+            return None
+
+        if not isinstance(array, np.ndarray) or array.ndim == 0 or array.size == 0:
+            return None
+
+        # By address: a view of the array itself would keep the engine from running.
+        address, _ = array.__array_interface__["data"]
+        views.append(
+            memoryview((ctypes.c_ubyte * array.nbytes).from_address(address)).cast("B")
+        )
+
+    return _FixedMemory(tuple(views[: len(inputs)]), tuple(views[len(inputs) :]))
 
 
 def _allocated(get: Any, details: Any) -> bool:

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -29,20 +29,32 @@ from switchgear.ipc.errors import (
 )
 from switchgear.ipc.process import die_with_parent, set_not_dumpable
 from switchgear.ipc.record import (
-    REPLY_STATUS,
-    REQUEST,
-    ROUTE,
-    ROUTE_OFFSET,
+    RECORD_BYTES,
+    RUN_NS,
+    RUN_OFFSET,
+    RUN_REQUEST,
+    STATUS,
     STATUS_OFFSET,
     Flag,
     Kind,
     Precision,
 )
 from switchgear.ipc.record import Backend as BackendNumber
-from switchgear.ipc.slot import TensorPlace, pack_error, pack_header
+from switchgear.ipc.slot import (
+    HEADER_ID,
+    HEADER_ID_OFFSET,
+    SlotEntry,
+    TensorPlace,
+    pack_error,
+    pack_header,
+)
 from switchgear.ipc.worker import Packet
 
 _OURS: Final = DOMAINS["switchgear"]
+# Plain numbers: comparing enumerations costs more than the rest of a record's handling.
+_INFER: Final = int(Kind.INFER)
+_REPLY: Final = int(Kind.REPLY)
+_RESET: Final = int(Flag.RESET)
 
 
 def failure(error: DriverError | SwitchgearError) -> Packet:
@@ -68,6 +80,7 @@ class Binding:
 
     def __init__(self, instance: Instance, layout: arena.Layout, fd: int) -> None:
         self.instance = instance
+        self.precision = int(Precision[instance.precision.upper()])
         self.memory: mmap.mmap = arena.map_arena(fd, layout.size_bytes)
         view = memoryview(self.memory)
 
@@ -79,6 +92,18 @@ class Binding:
             instance.attach_output([part(p) for p in slot]) for slot in layout.outputs
         ]
         self.headers = [part(place) for place in layout.headers]
+        self._described: Sequence[SlotEntry] = ()
+        self._header = b""
+
+    def write_header(self, slot: int, request_id: int, entries: Sequence[SlotEntry]) -> None:
+        """Describes the outputs of a run in its slot."""
+        if entries is not self._described:
+            self._described = entries
+            self._header = pack_header(0, entries)
+
+        header = self.headers[slot]
+        header[: len(self._header)] = self._header
+        HEADER_ID.pack_into(header, HEADER_ID_OFFSET, request_id)
 
 
 class Worker:
@@ -87,7 +112,7 @@ class Worker:
     def __init__(self, sock: socket.socket, backend: Backend) -> None:
         self._sock = sock
         self._backend = backend
-        self._number = getattr(BackendNumber, backend.name.upper(), BackendNumber.OTHER)
+        self._number = int(getattr(BackendNumber, backend.name.upper(), BackendNumber.OTHER))
         self._instances: dict[int, Instance] = {}
         self._bindings: dict[int, Binding] = {}
         self._operations = {
@@ -104,14 +129,17 @@ class Worker:
         view = memoryview(buffer)
         room = socket.CMSG_SPACE(4 * worker.MAX_PACKET_DESCRIPTORS)
         receive = self._sock.recvmsg_into
+        infer = self._infer
+        buffers = [buffer]
+        record = view[:RECORD_BYTES]
         while True:
-            size, ancillary, _, _ = receive([buffer], room, socket.MSG_CMSG_CLOEXEC)
+            size, ancillary, _, _ = receive(buffers, room, socket.MSG_CMSG_CLOEXEC)
+            if size == RECORD_BYTES and buffer[0] == _INFER:
+                infer(record)
+                continue
+
             if size == 0:
                 return
-
-            if buffer[0] == Kind.INFER:
-                self._infer(view[:size])
-                continue
 
             fds = worker.descriptors(ancillary)
             try:
@@ -125,9 +153,9 @@ class Worker:
 
     def _infer(self, record: memoryview) -> None:
         """Runs one record and sends it back as the reply."""
-        fields = REQUEST.unpack_from(record)
-        binding_id, deadline_ns = ROUTE.unpack_from(record, ROUTE_OFFSET)
-        _, _, flags, _, request_id, source, target = fields[:7]
+        flags, request_id, source, target, binding_id, deadline_ns = RUN_REQUEST.unpack_from(
+            record
+        )
         start_ns = end_ns = monotonic_ns()
         domain = code = precision = 0
         try:
@@ -136,42 +164,26 @@ class Worker:
                 raise BadSlot(f"no binding {binding_id}")
 
             instance = binding.instance
-            precision = Precision[instance.precision.upper()]
+            precision = binding.precision
             if deadline_ns and start_ns > deadline_ns:
                 raise DeadlineExceeded
 
-            if flags & Flag.RESET:
+            if flags & _RESET:
                 instance.reset()
                 start_ns = monotonic_ns()
 
             entries = instance.run(binding.inputs[source], binding.outputs[target])
             end_ns = monotonic_ns()
-            header = binding.headers[target]
-            data = pack_header(request_id, entries)
-            header[: len(data)] = data
+            binding.write_header(target, request_id, entries)
         except (DriverError, SwitchgearError) as error:
             end_ns = monotonic_ns()
             domain = DOMAINS[error.domain] if isinstance(error, DriverError) else _OURS
             code = error.code
             self._write_error(binding_id, target, error)
 
-        record[0] = Kind.REPLY
-        REPLY_STATUS.pack_into(
-            record,
-            STATUS_OFFSET,
-            domain,
-            self._number,
-            precision,
-            code,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            end_ns - start_ns,
-            0,
-        )
+        record[0] = _REPLY
+        STATUS.pack_into(record, STATUS_OFFSET, domain, self._number, precision, code)
+        RUN_NS.pack_into(record, RUN_OFFSET, end_ns - start_ns)
         self._sock.send(record)
 
     def _write_error(self, binding_id: int, slot: int, error: Exception) -> None:

@@ -27,7 +27,7 @@ from switchgear.ipc.errors import (
     WorkerDied,
     error_from_code,
 )
-from switchgear.ipc.record import RUN_OFFSET, Reason
+from switchgear.ipc.record import RUN_NS, RUN_OFFSET, Reason
 from switchgear.ipc.record import Backend as BackendNumber
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Lane:
         self._running: deque[Request] = deque()
         self._head_since_ns = 0
         self._mean_run_ns = 1_000_000.0
+        self._depth = AHEAD_DEPTH
         self._streak = 0
         self._restart: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -108,7 +109,7 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Whether a request sent now would wait."""
-        return self._waiting > 0 or len(self._running) >= self._depth()
+        return self._waiting > 0 or len(self._running) >= self._depth
 
     def retry_after_ms(self) -> int:
         """When the queue has moved on by half, at the present mean run time."""
@@ -119,6 +120,19 @@ class Lane:
     def submit(self, request: Request) -> None:
         """Takes a request; it is answered sooner or later, or at once when there is no room."""
         request.lane = self
+        worker = self.worker
+        if (
+            worker is not None
+            and worker.state == "ready"
+            and not self._waiting
+            and len(self._running) < self._depth
+            and not request.session.model.quarantined
+        ):
+            self._dispatch(worker, request)
+        else:
+            self._enqueue(request)
+
+    def _enqueue(self, request: Request) -> None:
         if request.session.model.quarantined:
             request.session.refuse(request, ModelQuarantined)
         elif self._stopping or self.absent is not None:
@@ -128,17 +142,8 @@ class Lane:
         elif self._waiting >= self._settings.queue_limit:
             request.session.refuse(request, Busy, retry_after_ms=self.retry_after_ms())
         else:
-            worker = self.worker
-            if (
-                worker is not None
-                and worker.state == "ready"
-                and not self._waiting
-                and len(self._running) < self._depth()
-            ):
-                self._dispatch(worker, request)
-            else:
-                self._push(request)
-                self._pump()
+            self._push(request)
+            self._pump()
 
     def _push(self, request: Request) -> None:
         self._sequence += 1
@@ -154,9 +159,6 @@ class Lane:
             self._queue = [item for item in self._queue if not item[3].answered]
             heapq.heapify(self._queue)
 
-    def _depth(self) -> int:
-        return AHEAD_DEPTH if self._mean_run_ns < AHEAD_LIMIT_NS else 1
-
     def _pump(self) -> None:
         worker = self.worker
         if worker is None:
@@ -168,8 +170,7 @@ class Lane:
         if worker.state != "ready":
             return
 
-        depth = self._depth()
-        while self._queue and len(self._running) < depth:
+        while self._queue and len(self._running) < self._depth:
             request = heapq.heappop(self._queue)[3]
             if not request.answered:
                 self._waiting -= 1
@@ -226,8 +227,10 @@ class Lane:
         self._streak = 0
         model = request.session.model
         model.deaths = 0
-        run_ns = int.from_bytes(reply[RUN_OFFSET : RUN_OFFSET + 8], "little")
-        self._mean_run_ns += MEAN_WEIGHT * (run_ns - self._mean_run_ns)
+        run_ns = RUN_NS.unpack_from(reply, RUN_OFFSET)[0]
+        mean_ns = self._mean_run_ns + MEAN_WEIGHT * (run_ns - self._mean_run_ns)
+        self._mean_run_ns = mean_ns
+        self._depth = AHEAD_DEPTH if mean_ns < AHEAD_LIMIT_NS else 1
         if run_ns > model.slowest_run_ns:
             model.slowest_run_ns = run_ns
 
@@ -235,7 +238,7 @@ class Lane:
         if self._queue:
             self._pump()
 
-        request.session.finish(request, reply, now_ns)
+        request.session.finish(request, reply, run_ns, now_ns)
 
     def _check_hang(self) -> None:
         self._watch = None

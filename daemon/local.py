@@ -75,7 +75,7 @@ async def infer(opened: Opened, values: Values, timeout_us: int) -> dict[str, An
             output_slot=0,
             timeout_us=timeout_us,
         )
-        session.receive(memoryview(request.pack()))
+        session.receive(bytearray(request.pack()))
         reply = record.Record.unpack(await arrived)
         with memoryview(memory) as view:
             return _result(opened, reply, view)

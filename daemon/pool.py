@@ -28,6 +28,8 @@ class Pool:
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
         self._lanes: dict[tuple[str, str, str], Lane] = {}
+        # The same lanes by what a request says, for the data plane.
+        self._routes: dict[tuple[int, str, int], Lane] = {}
         self._loop = asyncio.get_running_loop()
         self._idle = self._loop.call_later(IDLE_CHECK_S, self._end_idle)
 
@@ -36,6 +38,10 @@ class Pool:
         return "shared" if self._configuration.daemon.isolation == "shared" else str(uid)
 
     def lane(self, uid: int, backend: str, priority: int) -> Lane:
+        lane = self._routes.get((uid, backend, priority))
+        if lane is not None:
+            return lane
+
         name = LANES[Priority(priority)]
         key = (self.group_of(uid), backend, name)
         lane = self._lanes.get(key)
@@ -43,6 +49,7 @@ class Pool:
             lane = Lane(backend, name, key[0], self._settings(name))
             self._lanes[key] = lane
 
+        self._routes[uid, backend, priority] = lane
         return lane
 
     def _settings(self, name: str) -> LaneSettings:
@@ -74,6 +81,7 @@ class Pool:
                 log.info("worker %s is idle: ended", lane.label)
                 lane.stop()
                 del self._lanes[key]
+                self._routes.clear()
 
     async def stop(self, limit_s: float) -> None:
         """Asks every worker to end, then ends them. Takes at most `limit_s`, and a reap."""

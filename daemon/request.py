@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from switchgear.ipc.errors import DOMAINS
 from switchgear.ipc.record import (
-    ID_OFFSET,
     NO_READING,
     REPLY_STATUS,
     ROUTE_OFFSET,
-    SLOTS,
-    SLOTS_OFFSET,
     STATUS_OFFSET,
     Backend,
     Kind,
@@ -25,14 +22,13 @@ if TYPE_CHECKING:
     from switchgear.daemon.session import Session
 
 NO_DEADLINE: Final = 2**63
-EPOCH: Final = struct.Struct("<I")
-ID: Final = struct.Struct("<Q")
-# reason, retries, tried, temperature age, retry after, queue time (offset 64); total time (96)
-_DECISION: Final = struct.Struct("<HHIIIQ")
-_DECISION_OFFSET: Final = 64
-_TOTAL_AND_ROUTE: Final = struct.Struct("<QQQ")
-_TOTAL_OFFSET: Final = 96
-_EPOCH_OFFSET: Final = 4
+# epoch, request id, input slot, output slot
+_HEAD: Final = struct.Struct("<IQHH")
+_HEAD_OFFSET: Final = 4
+# reason, retries, tried, temperature age, retry after, queue, run and total time, and zeros
+# where the route to the worker stood
+_TAIL: Final = struct.Struct("<HHIIIQQQQQ")
+_TAIL_OFFSET: Final = 64
 _SWITCHGEAR: Final = DOMAINS["switchgear"]
 
 
@@ -88,21 +84,25 @@ class Request:
         self.lane: Lane | None = None
         self.timer: asyncio.TimerHandle | None = None
 
-    def complete(self, reply: bytearray, output_slot: int, epoch: int, now_ns: int) -> None:
-        """Turns a worker's reply into the client's, in place."""
-        EPOCH.pack_into(reply, _EPOCH_OFFSET, epoch)
-        SLOTS.pack_into(reply, SLOTS_OFFSET, self.input_slot, output_slot)
-        _DECISION.pack_into(
+    def complete(self, reply: bytearray, run_ns: int, epoch: int, now_ns: int) -> None:
+        """Turns a worker's reply into the client's, in place; its status stays."""
+        _HEAD.pack_into(
+            reply, _HEAD_OFFSET, epoch, self.identity, self.input_slot, self.output_slot
+        )
+        _TAIL.pack_into(
             reply,
-            _DECISION_OFFSET,
+            _TAIL_OFFSET,
             self.reason,
             self.attempts,
             self.tried,
             NO_READING,
             0,
             self.dispatch_ns - self.arrival_ns,
+            run_ns,
+            now_ns - self.arrival_ns,
+            0,
+            0,
         )
-        _TOTAL_AND_ROUTE.pack_into(reply, _TOTAL_OFFSET, now_ns - self.arrival_ns, 0, 0)
 
     def refuse(
         self,
@@ -117,9 +117,7 @@ class Request:
         """The reply of an error that the daemon itself gives; no backend ran."""
         reply = bytearray(self.record)
         reply[0] = Kind.REPLY
-        EPOCH.pack_into(reply, _EPOCH_OFFSET, epoch)
-        ID.pack_into(reply, ID_OFFSET, self.identity)
-        SLOTS.pack_into(reply, SLOTS_OFFSET, self.input_slot, output_slot)
+        _HEAD.pack_into(reply, _HEAD_OFFSET, epoch, self.identity, self.input_slot, output_slot)
         queue_ns = (self.dispatch_ns or now_ns) - self.arrival_ns
         REPLY_STATUS.pack_into(
             reply,

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from switchgear.daemon.request import Request
     from switchgear.daemon.session import Session
 
+_PINNED: Final = int(Reason.PINNED)
+_REQUESTED: Final = int(Reason.REQUESTED)
+_ONLY_READY: Final = int(Reason.ONLY_READY)
 # The order of preference among what is ready.
 ORDER: Final = ("npu", "vulkan", "opencl", "cpu")
 
@@ -52,10 +55,10 @@ class Router:
         """The lane for a request; sets its reason. Does not block."""
         backends = session.options.backends
         if session.model.state:
-            request.reason = Reason.PINNED
+            request.reason = _PINNED
             # Its state lives in one lane, whatever the priority of a single frame.
             return self._pool.lane(session.peer.uid, backends[0], session.options.priority)
 
         one = len(backends) == 1 and len(self.installed) > 1
-        request.reason = Reason.REQUESTED if one else Reason.ONLY_READY
+        request.reason = _REQUESTED if one else _ONLY_READY
         return self._pool.lane(session.peer.uid, backends[0], request.priority)

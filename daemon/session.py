@@ -18,6 +18,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Final
 
 from switchgear.daemon.request import NO_DEADLINE, Request
+from switchgear.daemon.serving_loop import unwatch, watch
 from switchgear.ipc import record
 from switchgear.ipc.errors import (
     BadRecord,
@@ -42,7 +43,13 @@ if TYPE_CHECKING:
     from switchgear.daemon.varlink_server import Peer
 
 MAX_TIMEOUT_S: Final = 86400.0
+# Plain numbers: comparing enumerations is slow, and this is the data plane.
+_INFER: Final = int(Kind.INFER)
+_CANCEL: Final = int(Kind.CANCEL)
+_LATE: Final = int(Flag.LATE)
 _CLIENT_FLAGS: Final = int(Flag.RESET)
+_LAST_PRIORITY: Final = int(Priority.BATCH)
+_LAST_CLOCK: Final = int(record.Clock.REALTIME)
 _TOO_LONG: Final = RECORD_BYTES + 1
 
 log = logging.getLogger(__name__)
@@ -55,6 +62,10 @@ class Slot(Enum):
     REQUEST = auto()
     SPARE = auto()
     POISONED = auto()
+
+
+_OF_CLIENT: Final = Slot.CLIENT
+_OF_REQUEST: Final = Slot.REQUEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,7 @@ class Session:
         self.identity = identity
         self.peer = peer
         self.instance = instance
+        self.model: Model = instance.model
         self.options = options
         self.arena_fd = arena_fd
         self.layout_json = layout_json
@@ -96,6 +108,7 @@ class Session:
         self.lanes: set[Lane] = set()
         self.accepting = True
         self.deliver: Callable[[bytes | bytearray], None] = self._send
+        self._waits_when_busy = options.on_busy == "wait"
         self._route = route
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -107,14 +120,9 @@ class Session:
         # Unanswered requests by id.
         self._requests: dict[int, Request] = {}
         self._buffer = bytearray(_TOO_LONG)
-        self._view = memoryview(self._buffer)
         self._sock: socket.socket | None = None
         self._pidfd = -1
         self.ended = False
-
-    @property
-    def model(self) -> Model:
-        return self.instance.model
 
     @property
     def in_flight(self) -> int:
@@ -129,7 +137,7 @@ class Session:
         self._sock = sock
         self._pidfd = pidfd
         sock.setblocking(False)
-        self._loop.add_reader(sock.fileno(), self._readable)
+        watch(self._loop, sock.fileno(), self._readable)
         self._loop.add_reader(pidfd, self.end)
 
     # Records from the client.
@@ -147,17 +155,17 @@ class Session:
             self.end()
             return
 
-        self.receive(self._view[:size])
+        self.receive(self._buffer[:size])
 
-    def receive(self, data: memoryview) -> None:
-        """Handles one record; what is none ends the session after one error."""
+    def receive(self, data: bytearray) -> None:
+        """Handles one record, and keeps it; what is none ends the session after one error."""
         arrival_ns = monotonic_ns()
         try:
             record.check_request(data)
             kind = data[0]
-            if kind == Kind.INFER:
+            if kind == _INFER:
                 self._infer(data, arrival_ns)
-            elif kind == Kind.CANCEL:
+            elif kind == _CANCEL:
                 self._cancel(data)
             else:
                 raise BadRequest("ARENA_ADD is not supported")
@@ -168,7 +176,7 @@ class Session:
         except BadRequest as error:
             self._answer_record(data, error.code)
 
-    def _answer_record(self, data: memoryview, code: int) -> None:
+    def _answer_record(self, data: bytearray, code: int) -> None:
         """The reply to a record that never became a request."""
         reply = record.Record(Kind.REPLY, epoch=self.epoch)
         if len(data) == RECORD_BYTES:
@@ -180,33 +188,30 @@ class Session:
         reply.temperature_age_ms = record.NO_READING
         self.deliver(reply.pack())
 
-    def _infer(self, data: memoryview, arrival_ns: int) -> None:
+    def _infer(self, data: bytearray, arrival_ns: int) -> None:
         fields = record.REQUEST.unpack_from(data)
         _, _, flags, epoch, identity, source, target, priority, clock, _, timeout_us = fields
-        if flags & ~_CLIENT_FLAGS or priority > Priority.BATCH or clock > record.Clock.REALTIME:
+        if flags & ~_CLIENT_FLAGS or priority > _LAST_PRIORITY or clock > _LAST_CLOCK:
             raise BadRecord("unknown flags, priority or clock")
 
         if identity in self._requests:
             raise BadRecord(f"request {identity} is in flight already")
 
-        deadline_ns = arrival_ns + timeout_us * 1000 if timeout_us else NO_DEADLINE
+        deadline_ns = NO_DEADLINE
+        if timeout_us:
+            deadline_ns = min(arrival_ns + timeout_us * 1000, NO_DEADLINE)
+
         request = Request(
             self,
-            bytearray(data),
+            data,
             identity,
             source,
             target,
             priority or self.options.priority,
             arrival_ns,
-            min(deadline_ns, NO_DEADLINE),
+            deadline_ns,
         )
-        problem = self._slot_problem(source, target)
-        if problem is None and self.model.state and epoch != self.epoch:
-            problem = StateLost
-
-        if problem is None and not self.accepting:
-            problem = ShuttingDown
-
+        problem = self._problem(source, target, epoch)
         if problem is not None:
             # It never owned its slots: they stay as they are.
             self.deliver(request.refuse(problem.code, target, self.epoch, arrival_ns))
@@ -214,32 +219,38 @@ class Session:
 
         self._requests[identity] = request
         self._inputs[source] = request
-        self._outputs[target] = Slot.REQUEST
+        self._outputs[target] = _OF_REQUEST
         if timeout_us:
             timeout_s = min(timeout_us / 1e6, MAX_TIMEOUT_S)
             request.timer = self._loop.call_later(timeout_s, self._expired, request)
 
         self._submit(request)
 
-    def _slot_problem(self, source: int, target: int) -> type[SwitchgearError] | None:
+    def _problem(self, source: int, target: int, epoch: int) -> type[SwitchgearError] | None:
+        """Why a request cannot be taken; None when it can."""
         if source >= len(self._inputs) or target >= len(self._outputs):
             return BadSlot
 
         if self._inputs[source] is not None:
             return SlotBusy
 
-        return None if self._outputs[target] is Slot.CLIENT else BadSlot
+        if self._outputs[target] is not _OF_CLIENT:
+            return BadSlot
+
+        if epoch != self.epoch and self.model.state:
+            return StateLost
+
+        return None if self.accepting else ShuttingDown
 
     def _submit(self, request: Request) -> None:
         lane = self._route(self, request)
-        if self.options.on_busy == "reject":
-            if lane.busy:
+        if not self._waits_when_busy:
+            if self.options.on_busy == "reject" and lane.busy:
                 self.refuse(request, Busy, retry_after_ms=lane.retry_after_ms())
                 return
-        elif self.options.on_busy == "replace_oldest":
-            for other in list(self._requests.values()):
-                if other is not request and self._waits(other):
-                    self._withdraw(other, Superseded)
+
+            if self.options.on_busy == "replace_oldest":
+                self._supersede(request)
 
         if lane not in self.lanes:
             self.lanes.add(lane)
@@ -247,11 +258,16 @@ class Session:
 
         lane.submit(request)
 
+    def _supersede(self, newest: Request) -> None:
+        for other in list(self._requests.values()):
+            if other is not newest and self._waits(other):
+                self._withdraw(other, Superseded)
+
     @staticmethod
     def _waits(request: Request) -> bool:
         return request.lane is not None and not request.lane.is_running(request)
 
-    def _cancel(self, data: memoryview) -> None:
+    def _cancel(self, data: bytearray) -> None:
         request = self._requests.get(record.REQUEST.unpack_from(data)[4])
         if request is not None:
             self._give_up(request, Cancelled)
@@ -317,16 +333,16 @@ class Session:
             ),
         )
 
-    def finish(self, request: Request, reply: bytearray, now_ns: int) -> None:
+    def finish(self, request: Request, reply: bytearray, run_ns: int, now_ns: int) -> None:
         """A worker is done with a request: its result, or the end of a poisoned slot."""
         if request.answered:
             self._outputs[request.output_slot] = Slot.SPARE
             return
 
-        self._outputs[request.output_slot] = Slot.CLIENT
-        request.complete(reply, request.output_slot, self.epoch, now_ns)
+        self._outputs[request.output_slot] = _OF_CLIENT
+        request.complete(reply, run_ns, self.epoch, now_ns)
         if now_ns > request.deadline_ns:
-            reply[2] |= Flag.LATE
+            reply[2] |= _LATE
 
         self._answer(request, reply)
 
@@ -403,7 +419,7 @@ class Session:
                 self._answer(request, b"")
 
         if self._sock is not None:
-            self._loop.remove_reader(self._sock.fileno())
+            unwatch(self._loop, self._sock.fileno())
             self._sock.close()
 
         if self._pidfd >= 0:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.child import Child, describe_end
-from switchgear.daemon.request import ID
+from switchgear.daemon.serving_loop import unwatch, watch
 from switchgear.ipc import worker
 from switchgear.ipc.errors import ProtocolError
-from switchgear.ipc.record import ID_OFFSET, RECORD_BYTES, ROUTE, ROUTE_OFFSET, Kind
+from switchgear.ipc.record import ID, ID_OFFSET, RECORD_BYTES, ROUTE, ROUTE_OFFSET, Kind
 
 if TYPE_CHECKING:
     from switchgear.daemon.instances import Instance
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # After SIGKILL; what takes longer hangs inside the kernel and is left behind.
 REAP_LIMIT_S: Final = 2.0
+
+_REPLY: Final = int(Kind.REPLY)
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +96,7 @@ class WorkerProcess:
 
         self.pid = self._child.pid
         self._fd = self._sock.fileno()
-        self._loop.add_reader(self._fd, self._readable)
+        watch(self._loop, self._fd, self._readable)
 
     def _stderr_line(self, line: str) -> None:
         if line.strip():
@@ -184,7 +186,7 @@ class WorkerProcess:
 
     def _readable(self) -> None:
         if not self._receive():
-            self._loop.remove_reader(self._fd)
+            unwatch(self._loop, self._fd)
 
     def _receive(self) -> bool:
         """Handles one packet; False when there is none left."""
@@ -199,7 +201,7 @@ class WorkerProcess:
             return False
 
         buffer = self._buffer
-        if buffer[0] == Kind.REPLY and size == RECORD_BYTES:
+        if size == RECORD_BYTES and buffer[0] == _REPLY:
             self._events.on_reply(self, buffer[:RECORD_BYTES])
             return True
 
@@ -260,7 +262,7 @@ class WorkerProcess:
             self.end_reason = "asked to"
             self.killed_by_us = True
             self.state = "ending"
-            self._loop.remove_reader(self._fd)
+            unwatch(self._loop, self._fd)
             with contextlib.suppress(OSError):
                 self._sock.close()
 
@@ -288,7 +290,7 @@ class WorkerProcess:
     def _finish(self) -> None:
         self.state = "ended"
         if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._fd)
+            unwatch(self._loop, self._fd)
             self._sock.close()
 
         gone = Failure("switchgear", 401, "WorkerDied", self.end_reason)

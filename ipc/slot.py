@@ -24,6 +24,8 @@ MAX_TENSORS: Final = 64
 
 # I magic, H version, H tensors, Q request id, 16x reserved
 HEADER: Final = struct.Struct("<IHHQ16x")
+HEADER_ID: Final = struct.Struct("<Q")
+HEADER_ID_OFFSET: Final = 8
 # H dtype, H rank, 4x reserved, Q length in bytes, 8 dims of 4 bytes, 16x reserved
 ENTRY: Final = struct.Struct("<HH4xQ8I16x")
 
