@@ -131,14 +131,13 @@ def _unique(names: list[str]) -> list[str]:
 class CpuInstance:
     """A model in an interpreter of its own."""
 
-    precision = "fp32"
-
     def __init__(self, backend: CpuBackend, request: LoadRequest) -> None:
         self._backend = backend
         self._request = request
         self._interpreter: Any = None
         self.reset()
         self.info = self._describe()
+        self.precision = _precision(self._interpreter)
         self._entries = tuple(
             SlotEntry(spec.dtype, spec.shape, spec.capacity_bytes) for spec in self.info.outputs
         )
@@ -154,7 +153,7 @@ class CpuInstance:
             raise _engine_error(error) from None
 
         self._interpreter = interpreter
-        # The wrapper's own invoke only checks first that nobody holds a view; nobody does here.
+        # The wrapper's own invoke only counts references first, to find views; there are none.
         inner = getattr(interpreter, "_interpreter", None)
         self._invoke = getattr(inner, "Invoke", interpreter.invoke)
         self._inputs = interpreter.get_input_details()
@@ -291,7 +290,7 @@ class CpuInstance:
                 np.copyto(get(), array)
 
         try:
-            self._interpreter.invoke()
+            self._invoke()
         except (ValueError, RuntimeError) as error:
             raise _engine_error(error) from None
 
@@ -336,6 +335,19 @@ class CpuInstance:
         self._interpreter = None
         self._in = []
         self._out = []
+
+
+def _precision(interpreter: Any) -> str:
+    """What the model computes in: int8 for a quantised one, none without any arithmetic.
+
+    A model of half floats is computed in fp32 here: the engine converts its weights.
+    """
+    tensors = interpreter.get_tensor_details()
+    if any(d["dtype"] in (np.int8, np.uint8) and d["quantization"][0] for d in tensors):
+        return "int8"
+
+    floats = (np.float32, np.float16, np.float64, np.complex64)
+    return "fp32" if any(d["dtype"] in floats for d in tensors) else "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,20 +15,16 @@ from dataclasses import replace
 from time import monotonic_ns
 from typing import Any, Final
 
-from switchgear.backends.contract import Instance, LoadRequest, ModelInfo
+from switchgear.backends.contract import LoadRequest, ModelInfo
 from switchgear.backends.cpu import CpuBackend, dynamic_capacity
+from switchgear.backends.trial import first_run
 from switchgear.backends.worker import failure
-from switchgear.ipc.errors import BadModel, DriverError, OutputTooLarge, SwitchgearError
+from switchgear.ipc.errors import DriverError, SwitchgearError
 from switchgear.ipc.process import die_with_parent, set_not_dumpable
-from switchgear.ipc.slot import SlotEntry, TensorSpec
+from switchgear.ipc.slot import SlotEntry
 from switchgear.ipc.worker import Packet, spec_to_json
 
-# First room for an output of unknown size; the engine says how much more it wants.
-FIRST_ROOM_BYTES: Final = 1 << 20
 MAX_OPERATOR_KINDS: Final = 256
-# Byte values that inputs are filled with, one after the other until a run succeeds: an index
-# of 0 is always valid, a shape of 0 often is not.
-FILL_VALUES: Final = (0, 1)
 
 
 def anonymous_bytes() -> int:
@@ -39,49 +35,6 @@ def anonymous_bytes() -> int:
                 return int(line.split()[1]) * 1024
 
     return 0
-
-
-def _fill(spec: TensorSpec, value: int) -> memoryview:
-    import numpy as np
-
-    count = spec.capacity_bytes // np.dtype(spec.dtype).itemsize
-    return memoryview(bytearray(np.full(count, value, dtype=spec.dtype).tobytes()))
-
-
-def _run(instance: Instance, value: int) -> Sequence[SlotEntry]:
-    """One run with every input element set to `value`; grows the outputs' room as needed."""
-    info = instance.info
-    source = instance.attach_input([_fill(spec, value) for spec in info.inputs])
-    room = FIRST_ROOM_BYTES
-    while True:
-        sizes = [max(s.capacity_bytes, room if s.dynamic else 0) for s in info.outputs]
-        target = instance.attach_output([memoryview(bytearray(size)) for size in sizes])
-        try:
-            return instance.run(source, target)
-        except OutputTooLarge as error:
-            needed = error.details.get("bytes_needed")
-            if not isinstance(needed, int) or needed <= room:
-                raise
-
-            room = needed
-
-
-def first_run(instance: Instance) -> Sequence[SlotEntry]:
-    """Runs a model until one of the fill values works.
-
-    :raises DriverError: none does; the first one's error.
-    """
-    first: DriverError | None = None
-    for value in FILL_VALUES:
-        try:
-            return _run(instance, value)
-        except DriverError as error:
-            first = first or error
-
-    if first is None:
-        raise BadModel("the model was not run")
-
-    raise first
 
 
 def with_output_sizes(info: ModelInfo, entries: Sequence[SlotEntry]) -> ModelInfo:

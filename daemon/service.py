@@ -232,6 +232,12 @@ async def serve(
     """
     set_not_dumpable()
     raise_descriptor_limit()
+    # Before anybody can connect: who sees the socket may also send the signal.
+    loop = asyncio.get_running_loop()
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.append, number)
+
     listener = open_listener()
     try:
         service = Service(configuration, listener, state_dir)
@@ -239,9 +245,11 @@ async def serve(
         listener.close()
         raise
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.request_stop)
+
+    if signals:
+        service.request_stop()
 
     if on_listening is not None:
         on_listening(service)
