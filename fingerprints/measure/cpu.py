@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from switchgear.fingerprints.measure.channel import Channel
     from switchgear.fingerprints.measure.options import Options
 
-# Above any last-level cache, so that the copy goes through memory.
-COPY_BYTES: Final = 256 * MIB
+# With its copy above the last-level cache, so that the copy goes through memory.
+COPY_BYTES: Final = 128 * MIB
 _LEAST_COPY_BYTES: Final = 16 * MIB
 _WARM_UP: Final = 3
 
