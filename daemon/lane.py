@@ -148,15 +148,17 @@ class Lane:
     def _push(self, request: Request) -> None:
         self._sequence += 1
         self._waiting += 1
+        request.waiting = True
         key = (request.priority, request.deadline_ns, self._sequence, request)
         heapq.heappush(self._queue, key)
 
     def withdraw(self, request: Request) -> None:
-        """A waiting request was answered otherwise; it is dropped when its turn comes."""
+        """A waiting request is answered otherwise; it is dropped when its turn comes."""
+        request.waiting = False
         self._waiting -= 1
         # Dropped lazily; but a queue of withdrawn requests must not grow.
         if len(self._queue) > 2 * self._waiting + 64:
-            self._queue = [item for item in self._queue if not item[3].answered]
+            self._queue = [item for item in self._queue if item[3].waiting]
             heapq.heapify(self._queue)
 
     def _pump(self) -> None:
@@ -172,7 +174,8 @@ class Lane:
 
         while self._queue and len(self._running) < self._depth:
             request = heapq.heappop(self._queue)[3]
-            if not request.answered:
+            if request.waiting:
+                request.waiting = False
                 self._waiting -= 1
                 self._dispatch(worker, request)
 
@@ -186,9 +189,6 @@ class Lane:
 
         self._running.append(request)
         worker.run(request)
-
-    def is_running(self, request: Request) -> bool:
-        return request in self._running
 
     # The worker.
 
@@ -342,7 +342,8 @@ class Lane:
         wait_ms = int(self._restart_wait_s() * 1000)
         queue, self._queue, self._waiting = self._queue, [], 0
         for _, _, _, request in sorted(queue):
-            if not request.answered:
+            if request.waiting:
+                request.waiting = False
                 request.session.refuse(request, NoBackend, retry_after_ms=wait_ms)
 
     async def load(self, instance: Instance) -> dict[str, Any]:

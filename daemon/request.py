@@ -55,6 +55,7 @@ class Request:
         "session",
         "timer",
         "tried",
+        "waiting",
     )
 
     def __init__(
@@ -81,6 +82,8 @@ class Request:
         self.tried = 0
         self.reason = 0
         self.answered = False
+        # In its lane's queue, so that no worker has it.
+        self.waiting = False
         self.lane: Lane | None = None
         self.timer: asyncio.TimerHandle | None = None
 

@@ -260,12 +260,8 @@ class Session:
 
     def _supersede(self, newest: Request) -> None:
         for other in list(self._requests.values()):
-            if other is not newest and self._waits(other):
+            if other.waiting and other is not newest:
                 self._withdraw(other, Superseded)
-
-    @staticmethod
-    def _waits(request: Request) -> bool:
-        return request.lane is not None and not request.lane.is_running(request)
 
     def _cancel(self, data: bytearray) -> None:
         request = self._requests.get(record.REQUEST.unpack_from(data)[4])
@@ -279,7 +275,7 @@ class Session:
 
     def _give_up(self, request: Request, error: type[SwitchgearError]) -> None:
         """Answers a request before its result is there, where a slot is free for that."""
-        if self._waits(request):
+        if request.waiting:
             self._withdraw(request, error)
             return
 
@@ -380,7 +376,7 @@ class Session:
         """The worker with the state is gone: a new epoch, and what waits is answered."""
         self.epoch += 1
         for request in list(self._requests.values()):
-            if self._waits(request):
+            if request.waiting:
                 self._withdraw(request, StateLost)
 
     def _send(self, data: bytes | bytearray) -> None:
@@ -412,7 +408,7 @@ class Session:
 
         self.ended = True
         for request in list(self._requests.values()):
-            if self._waits(request):
+            if request.waiting:
                 self._withdraw(request, Cancelled)
             else:
                 self._outputs[request.output_slot] = Slot.POISONED
