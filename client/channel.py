@@ -16,7 +16,7 @@ from switchgear.ipc.errors import ConnectionLost, ProtocolError, TimedOut
 from switchgear.ipc.record import RECORD_BYTES
 
 # One more than a record: a longer packet must not look like one.
-_RECEIVE_BYTES: Final = RECORD_BYTES + 1
+RECEIVE_BYTES: Final = RECORD_BYTES + 1
 
 
 class Channel:
@@ -113,7 +113,7 @@ class Channel:
         with self._lock:
             while not self._receiving and self.core.lost is None:
                 try:
-                    data = self._sock.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+                    data = self._sock.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     break
                 except OSError:
@@ -155,7 +155,7 @@ class Channel:
             if until is not None:
                 _wait_readable(self._sock, until)
 
-            data = self._sock.recv(_RECEIVE_BYTES)
+            data = self._sock.recv(RECEIVE_BYTES)
         except TimedOut:
             raise
         except (OSError, ValueError):
@@ -187,23 +187,8 @@ class Channel:
             self._sock.close()
 
     def _lose(self) -> None:
-        """Takes in what the daemon said before it went, then ends the session."""
-        resets = 0
-        while True:
-            try:
-                data = self._sock.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
-                if not data:
-                    break
-
-                self.core.receive(data)
-            except ProtocolError:
-                break
-            except OSError as error:
-                # Told once, and before the packets that came earlier.
-                resets += 1
-                if error.errno != errno.ECONNRESET or resets > 1:
-                    break
-
+        """Ends the session, after what the daemon said before it went."""
+        take_in(self.core, self._sock)
         self.core.lose()
         self._sock.close()
         self._notify()
@@ -238,3 +223,22 @@ def _wait_readable(sock: socket.socket, until: float) -> None:
     ready.register(sock, select.POLLIN)
     while not ready.poll(_left_s(until) * 1000):
         pass
+
+
+def take_in(core: SessionCore, sock: socket.socket) -> None:
+    """Handles what is in the socket of a session that is over; does not block."""
+    resets = 0
+    while True:
+        try:
+            data = sock.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            if not data:
+                break
+
+            core.receive(data)
+        except ProtocolError:
+            break
+        except OSError as error:
+            # Told once, and before the packets that came earlier.
+            resets += 1
+            if error.errno != errno.ECONNRESET or resets > 1:
+                break

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
 
 from switchgear.client.core import SessionCore
 from switchgear.client.failures import fresh
 from switchgear.client.models import Tensor
 from switchgear.client.options import SessionOptions
-from switchgear.client.tensors import Value, View
+from switchgear.client.tensors import Value, View, write_all
 from switchgear.ipc.errors import BadInput, ConnectionLost, SlotBusy, StateLost
 
 
@@ -69,6 +70,9 @@ class SessionBase:
     def _may_reopen(self) -> bool:
         return self._reconnect and not self._closed and self._core.may_reopen
 
+    def _lost_but_open(self, core: SessionCore) -> bool:
+        return core.lost is not None and self._may_reopen()
+
     def _require_reopening(self) -> None:
         """:raises ConnectionLost: the session stays lost."""
         if self._closed:
@@ -111,11 +115,44 @@ def merged(
     return {**inputs, **keywords}
 
 
-def all_slots_busy(core: SessionCore) -> SlotBusy:
-    slots = core.opened.slots
-    return SlotBusy(
-        f"all {slots} slots are in use: in flight, held, or with a result that was not taken",
-        slots=slots,
+class AnyChannel(Protocol):
+    """What the two clients' channels have in common."""
+
+    core: SessionCore
+
+    def poll(self) -> None: ...
+
+    def give_back(self, slot: int) -> None: ...
+
+
+C = TypeVar("C", bound=AnyChannel)
+
+
+def take_slot(channel: AnyChannel, slot: int | None) -> int:
+    """Takes this slot, or any free one; the caller holds it.
+
+    :raises BadSlot: there is no such slot.
+    :raises SlotBusy: it is in use, or all are.
+    """
+    table = channel.core.table
+    if slot is None:
+        index = table.take()
+        if index is not None:
+            return index
+
+    # Answers that nobody has received yet may free one.
+    channel.poll()
+    if slot is not None:
+        table.take_slot(slot)
+        return slot
+
+    index = table.take()
+    if index is not None:
+        return index
+
+    raise SlotBusy(
+        f"all {table.slots} slots are in use: in flight, held, or with a result not taken",
+        slots=table.slots,
     )
 
 
@@ -136,3 +173,33 @@ class SlotInputs(Mapping[str, View]):
 
     def __len__(self) -> int:
         return len(self._core.targets(self._slot))
+
+
+class SlotBase(Generic[C]):
+    """The part of a slot in its owner's hands that needs no I/O.
+
+    `inputs`: writable views of its input tensors by name, valid as long as its connection.
+    """
+
+    def __init__(self, channel: C, index: int) -> None:
+        self._channel = channel
+        self._closed = False
+        self.index = index
+        self.inputs = SlotInputs(channel.core, index)
+
+    def _write(self, inputs: Mapping[str, Value]) -> None:
+        """Checks that the slot may be written to, and writes what is given here."""
+        core = self._channel.core
+        if self._closed:
+            raise SlotBusy(f"slot {self.index} was given back")
+
+        # Replies that nobody has received yet may have ended its request.
+        self._channel.poll()
+        core.require_idle(self.index)
+        write_all(core.targets(self.index), inputs)
+
+    def close(self) -> None:
+        """Gives the slot back; while its request is in flight, when that has ended."""
+        if not self._closed:
+            self._closed = True
+            self._channel.give_back(self.index)

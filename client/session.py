@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Self
 
 from switchgear.client.channel import Channel
 from switchgear.client.core import SessionCore
-from switchgear.client.lifetime import SessionBase, SlotInputs, all_slots_busy, merged
+from switchgear.client.lifetime import SessionBase, SlotBase, merged, take_slot
 from switchgear.client.options import SessionOptions
 from switchgear.client.request import PLAIN, Pending, request_options
 from switchgear.client.result import Result
-from switchgear.client.tensors import Value, write_all
-from switchgear.ipc.errors import ConnectionLost, SlotBusy
+from switchgear.client.tensors import Value
+from switchgear.ipc.errors import ConnectionLost
 
 if TYPE_CHECKING:
     import socket
@@ -59,17 +59,11 @@ class Request(Pending):
         self._channel.cancel(self)
 
 
-class Slot:
+class Slot(SlotBase[Channel]):
     """A slot that its owner fills in place; give it back with `close` or a `with` block.
 
     It belongs to one connection: after ConnectionLost, take another.
     """
-
-    def __init__(self, channel: Channel, index: int) -> None:
-        self._channel = channel
-        self._closed = False
-        self.index = index
-        self.inputs = SlotInputs(channel.core, index)
 
     def submit(
         self,
@@ -85,16 +79,12 @@ class Slot:
         """Sends what lies in `inputs`; those given here are written first. Does not block.
 
         :raises SlotBusy: its request is still in flight.
+        :raises ConnectionLost: its session is over.
         """
-        core = self._channel.core
-        if self._closed:
-            raise SlotBusy(f"slot {self.index} was given back")
-
         options = request_options(
             reset, deadline_ms, priority, trace_id, capture_ns, capture_clock
         )
-        core.require_idle(self.index)
-        write_all(core.targets(self.index), inputs or {})
+        self._write(inputs or {})
         request = Request(self._channel)
         self._channel.send(request, self.index, options, holds=False)
         return request
@@ -112,12 +102,6 @@ class Slot:
         return _outcome(
             self.submit(inputs, deadline_ms=deadline_ms, reset=reset), timeout_s, copy
         )
-
-    def close(self) -> None:
-        """Gives the slot back; while its request is in flight, when that has ended."""
-        if not self._closed:
-            self._closed = True
-            self._channel.give_back(self.index)
 
     def __enter__(self) -> Self:
         return self
@@ -187,7 +171,7 @@ class Session(SessionBase):
             if channel.core.lost is not None:
                 channel = self._live(reset)
 
-            index = self._take(channel, None)
+            index = take_slot(channel, None)
             try:
                 channel.core.fill(index, inputs)
                 request = Request(channel)
@@ -195,7 +179,7 @@ class Session(SessionBase):
             except ConnectionLost:
                 channel.give_back(index)
                 # It was not sent: when the loss shows only now, the caller need not know.
-                if not again or not self._lost_but_open(channel):
+                if not again or not self._lost_but_open(channel.core):
                     raise
 
                 again = False
@@ -231,7 +215,7 @@ class Session(SessionBase):
         again = True
         while True:
             channel = self._live(reset)
-            index = self._take(channel, slot)
+            index = take_slot(channel, slot)
             try:
                 channel.core.fill(index, inputs)
                 request = Request(channel)
@@ -239,7 +223,7 @@ class Session(SessionBase):
             except ConnectionLost:
                 channel.give_back(index)
                 # It was not sent: when the loss shows only now, the caller need not know.
-                if not again or not self._lost_but_open(channel):
+                if not again or not self._lost_but_open(channel.core):
                     raise
 
                 again = False
@@ -255,7 +239,7 @@ class Session(SessionBase):
         :raises SlotBusy: every slot is in use.
         """
         channel = self._live(reset=False)
-        return Slot(channel, self._take(channel, None))
+        return Slot(channel, take_slot(channel, None))
 
     def close(self) -> None:
         """Ends the session; requests in flight raise ConnectionLost. May be repeated."""
@@ -279,26 +263,6 @@ class Session(SessionBase):
                 f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2
             )
             self.close()
-
-    def _lost_but_open(self, channel: Channel) -> bool:
-        return channel.core.lost is not None and self._may_reopen()
-
-    def _take(self, channel: Channel, slot: int | None) -> int:
-        table = channel.core.table
-        if slot is not None:
-            channel.poll()
-            table.take_slot(slot)
-            return slot
-
-        index = table.take()
-        if index is None:
-            # Answers that nobody has received yet may free one.
-            channel.poll()
-            index = table.take()
-            if index is None:
-                raise all_slots_busy(channel.core)
-
-        return index
 
     def _live(self, reset: bool) -> Channel:
         """The channel; the session is opened again where it was lost."""
