@@ -80,7 +80,18 @@ class Child:
             start_new_session=True,
         )
         self.pid = self._popen.pid
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            # No descriptor is free: one that cannot be watched must not run.
+            self._popen.kill()
+            self._popen.wait()
+            for pipe in (self._popen.stderr, self._popen.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+            raise
+
         self._pipes: dict[int, bytearray] = {}
         if self._popen.stderr is not None:
             self._watch(self._popen.stderr.fileno(), self._read_stderr)

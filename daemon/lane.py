@@ -7,6 +7,7 @@ finished the present one when runs are short, so that it never waits for the dae
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import logging
 from collections import deque
@@ -165,7 +166,9 @@ class Lane:
         worker = self.worker
         if worker is None:
             if self._restart is None and not self._stopping:
-                self.start()
+                # Where it cannot be spawned now, a later try is due.
+                with contextlib.suppress(NoBackend):
+                    self.start()
 
             return
 
@@ -177,7 +180,10 @@ class Lane:
             if request.waiting:
                 request.waiting = False
                 self._waiting -= 1
-                self._dispatch(worker, request)
+                if request.session.model.quarantined:
+                    request.session.refuse(request, ModelQuarantined)
+                else:
+                    self._dispatch(worker, request)
 
     def _dispatch(self, worker: WorkerProcess, request: Request) -> None:
         now_ns = monotonic_ns()
@@ -193,7 +199,10 @@ class Lane:
     # The worker.
 
     def start(self) -> WorkerProcess:
-        """The lane's worker, spawned when there is none. Does not wait until it is ready."""
+        """The lane's worker, spawned when there is none. Does not wait until it is ready.
+
+        :raises NoBackend: the system has no process or descriptor for it now.
+        """
         self.used_ns = monotonic_ns()
         if self.worker is None:
             if self._restart is not None:
@@ -201,7 +210,18 @@ class Lane:
                 self._restart = None
 
             events = Events(self._ready, self._replied, self._ended)
-            worker = WorkerProcess(self.backend, self._settings.options, self.label, events)
+            try:
+                worker = WorkerProcess(self.backend, self._settings.options, self.label, events)
+            except OSError as error:
+                log.error("worker %s cannot be started: %s", self.label, error)
+                self.last_end = f"not started: {error.strerror}"
+                self._streak = max(1, self._streak)
+                self._schedule_restart(lost_work=False)
+                raise NoBackend(
+                    f"no worker can be started: {error.strerror}",
+                    retry_after_ms=int(self._restart_wait_s() * 1000),
+                ) from None
+
             self.worker = worker
             self._loop.call_later(self._settings.start_s, self._check_start, worker)
 
@@ -304,6 +324,8 @@ class Lane:
 
         if session.model.state:
             session.refuse(request, StateLost)
+        elif session.model.quarantined:
+            session.refuse(request, ModelQuarantined)
         elif request.attempts >= MAX_ATTEMPTS:
             session.refuse(request, WorkerDied)
         else:
@@ -330,7 +352,8 @@ class Lane:
         self._restart = None
         self.absent = None
         if not self._stopping:
-            self.start()
+            with contextlib.suppress(NoBackend):
+                self.start()
 
     def _restart_wait_s(self) -> float:
         if self.worker is not None or self._restart is None:
@@ -352,7 +375,7 @@ class Lane:
         :raises SwitchgearError: the backend refuses it, or two workers died of it.
         """
         for attempt in range(MAX_ATTEMPTS):
-            result = await asyncio.shield(self.start().load(instance))
+            result = await self._load_in(self.start(), instance)
             if not isinstance(result, Failure):
                 return result
 
@@ -360,6 +383,20 @@ class Lane:
                 raise load_error(result, instance.model)
 
         raise WorkerDied(f"loading {instance.model.label}")
+
+    async def _load_in(
+        self, worker: WorkerProcess, instance: Instance
+    ) -> dict[str, Any] | Failure:
+        loaded = worker.load(instance)
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.start_s):
+                    return await asyncio.shield(loaded)
+            except TimeoutError:
+                # Behind a long run it waits; the run has its own limit.
+                if not self._running:
+                    label = instance.model.label
+                    worker.kill(f"it did not load {label} in {self._settings.start_s:g} s")
 
     def forget(self, session: Session) -> None:
         """A session ended: its arena leaves the worker after what runs there."""

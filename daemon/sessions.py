@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections import Counter
@@ -140,7 +141,9 @@ class Sessions:
         )
         session.lanes.add(lane)
         lane.sessions.add(session)
-        lane.start().bind(session)
+        # Without a worker now, the first frame asks again, and gets the answer.
+        with contextlib.suppress(NoBackend):
+            lane.start().bind(session)
 
     def _ended(self, session: Session) -> None:
         del self._sessions[session.identity]

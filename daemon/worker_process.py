@@ -58,7 +58,8 @@ class Events:
 
 
 class WorkerProcess:
-    """Spawned at construction. `state` is starting, ready, ending or ended."""
+    """Spawned at construction, which may raise OSError. `state` is starting, ready, ending or
+    ended."""
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], label: str, events: Events
@@ -82,17 +83,21 @@ class WorkerProcess:
         self._sock, theirs = worker.pair()
         with theirs:
             self._sock.setblocking(False)
-            self._child = Child(
-                "switchgear.backends.worker",
-                [
-                    f"--fd={theirs.fileno()}",
-                    f"--backend={backend}",
-                    f"--options={json.dumps(dict(options))}",
-                ],
-                [theirs.fileno()],
-                self._exited,
-                on_stderr_line=self._stderr_line,
-            )
+            try:
+                self._child = Child(
+                    "switchgear.backends.worker",
+                    [
+                        f"--fd={theirs.fileno()}",
+                        f"--backend={backend}",
+                        f"--options={json.dumps(dict(options))}",
+                    ],
+                    [theirs.fileno()],
+                    self._exited,
+                    on_stderr_line=self._stderr_line,
+                )
+            except OSError:
+                self._sock.close()
+                raise
 
         self.pid = self._child.pid
         self._fd = self._sock.fileno()
