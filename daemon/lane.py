@@ -52,6 +52,7 @@ RESTART_PATIENCE_S: Final = 1.0
 # A model is quarantined after ending this many workers in a row.
 QUARANTINE_DEATHS: Final = 4
 MAX_ATTEMPTS: Final = 2
+PROOF_ATTEMPTS: Final = 4
 
 log = logging.getLogger(__name__)
 
@@ -217,9 +218,13 @@ class Lane:
                 self.last_end = f"not started: {error.strerror}"
                 self._streak = max(1, self._streak)
                 self._schedule_restart(lost_work=False)
+                wait_s = self._restart_wait_s()
+                if wait_s > RESTART_PATIENCE_S:
+                    self._refuse_waiting()
+
                 raise NoBackend(
                     f"no worker can be started: {error.strerror}",
-                    retry_after_ms=int(self._restart_wait_s() * 1000),
+                    retry_after_ms=int(wait_s * 1000),
                 ) from None
 
             self.worker = worker
@@ -368,6 +373,31 @@ class Lane:
             if request.waiting:
                 request.waiting = False
                 request.session.refuse(request, NoBackend, retry_after_ms=wait_ms)
+
+    async def prove(self) -> dict[str, Any]:
+        """The worker's known-answer run; once more, after a moment, when the worker dies."""
+        answer: dict[str, Any] = {}
+        for attempt in range(PROOF_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(RESTART_FIRST_S * 2**attempt)
+
+            try:
+                worker = self.start()
+            except NoBackend as error:
+                answer = {"ok": False, "text": error.text}
+                continue
+
+            try:
+                async with asyncio.timeout(self._settings.start_s):
+                    answer = await worker.probe()
+            except TimeoutError:
+                worker.kill(f"no known answer within {self._settings.start_s:g} s")
+                answer = {"ok": False, "text": worker.end_reason}
+
+            if answer.get("ok") is True or (worker.state == "ready" and answer):
+                break
+
+        return answer
 
     async def load(self, instance: Instance) -> dict[str, Any]:
         """Loads an instance in the worker and waits for it; once more when the worker dies.

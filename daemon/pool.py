@@ -83,17 +83,24 @@ class Pool:
                 del self._lanes[key]
                 self._routes.clear()
 
-    async def stop(self, limit_s: float) -> None:
-        """Asks every worker to end, then ends them. Takes at most `limit_s`, and a reap."""
+    async def stop(self, force: asyncio.Event, limit_s: float) -> None:
+        """Asks every worker to end, then ends them: after `limit_s`, or when `force` is set.
+
+        Takes at most twice as long, where a worker hangs in the kernel.
+        """
         self._idle.cancel()
         workers = [worker for lane in self.lanes() if (worker := lane.stop()) is not None]
         if not workers:
             return
 
-        ended = [worker.ended for worker in workers]
-        _, late = await asyncio.wait(ended, timeout=limit_s)
-        if late:
+        ended = asyncio.gather(*(worker.ended for worker in workers))
+        forced = asyncio.create_task(force.wait())
+        await asyncio.wait(
+            [ended, forced], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        forced.cancel()
+        if not ended.done():
             for worker in workers:
                 worker.force()
 
-            await asyncio.wait(ended, timeout=limit_s)
+            await asyncio.wait([ended], timeout=limit_s)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -148,12 +148,12 @@ class Service:
     async def _start(self) -> None:
         """Proves the CPU and loads the resident models; the socket answers meanwhile."""
         uid = os.geteuid()
-        worker = self.pool.lane(uid, "cpu", Priority.NORMAL).start()
+        proof = asyncio.create_task(self.pool.lane(uid, "cpu", Priority.NORMAL).prove())
         resident = [
             asyncio.create_task(self._load_resident(entry, uid))
             for entry in self._configuration.models
         ]
-        answer = await worker.probe()
+        answer = await proof
         if answer.get("ok") is True:
             self.probed["cpu"] = str(answer.get("text"))
         else:
@@ -204,13 +204,22 @@ class Service:
             session.accepting = False
 
         await self._drain(monotonic() + DRAIN_SHARE * limit_s)
-        await self.jobs.stop()
+        await self._unless_forced(self.jobs.stop(), (deadline - monotonic()) / 3)
         self.sessions.close(ShuttingDown)
         self.server.close()
-        await self.pool.stop(max(0.1, (deadline - monotonic()) / 2))
+        await self.pool.stop(self._force, max(0.1, (deadline - monotonic()) / 2))
         self.models.close()
         self._listener.close()
         log.info("stopped")
+
+    async def _unless_forced(self, work: Coroutine[Any, Any, None], limit_s: float) -> None:
+        """Waits for `work` until its limit or the second signal."""
+        waits = [asyncio.create_task(work), asyncio.create_task(self._force.wait())]
+        await asyncio.wait(
+            waits, timeout=max(0.0, limit_s), return_when=asyncio.FIRST_COMPLETED
+        )
+        for wait in waits:
+            wait.cancel()
 
     async def _drain(self, until: float) -> None:
         while self.sessions.in_flight and monotonic() < until and not self._force.is_set():

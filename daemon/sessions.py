@@ -19,7 +19,13 @@ from switchgear.daemon.session import Options, Session
 from switchgear.daemon.validation import Shapes
 from switchgear.daemon.varlink_server import Peer
 from switchgear.ipc import arena
-from switchgear.ipc.errors import ConnectionLost, ModelInUse, QuotaExceeded, SwitchgearError
+from switchgear.ipc.errors import (
+    ConnectionLost,
+    ModelInUse,
+    NoBackend,
+    QuotaExceeded,
+    SwitchgearError,
+)
 from switchgear.ipc.slot import TensorSpec
 from switchgear.ipc.worker import layout_to_json
 
