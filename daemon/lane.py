@@ -202,8 +202,12 @@ class Lane:
     def start(self) -> WorkerProcess:
         """The lane's worker, spawned when there is none. Does not wait until it is ready.
 
-        :raises NoBackend: the system has no process or descriptor for it now.
+        :raises NoBackend: the system has no process or descriptor for it now, or the lane was
+            stopped.
         """
+        if self._stopping:
+            raise NoBackend("the backend is being stopped")
+
         self.used_ns = monotonic_ns()
         if self.worker is None:
             if self._restart is not None:

@@ -93,8 +93,8 @@ class Pool:
         if not workers:
             return
 
-        ended = asyncio.gather(*(worker.ended for worker in workers))
-        forced = asyncio.create_task(force.wait())
+        ended: asyncio.Future[Any] = asyncio.gather(*(worker.ended for worker in workers))
+        forced: asyncio.Future[Any] = asyncio.create_task(force.wait())
         await asyncio.wait(
             [ended, forced], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
         )

@@ -193,12 +193,12 @@ class Connection:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            shortage = as_no_space(error)
-            if shortage is None:
+            answer: SwitchgearError | None = as_no_space(error)
+            if answer is None:
                 log.exception("%s of client %d failed", call.method[:64], self.peer.pid)
-                shortage = InternalError("a fault of the daemon; its log says more")
+                answer = InternalError("a fault of the daemon; its log says more")
 
-            call.fail(*error_fields(shortage))
+            call.fail(*error_fields(answer))
         finally:
             call.descriptors.close()
             self._task = None
