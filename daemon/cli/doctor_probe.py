@@ -32,7 +32,7 @@ def cpu() -> dict[str, Any]:
     try:
         return _fine(backend.probe())
     except DriverError as error:
-        return _missing("answer", error.text)
+        return _missing("answer", str(error))
 
 
 def vulkan() -> dict[str, Any]:
@@ -48,7 +48,7 @@ def vulkan() -> dict[str, Any]:
     except NoBackend as error:
         return _missing("vulkan package", error.text)
     except DriverError as error:
-        return _missing("vulkan driver", error.text)
+        return _missing("vulkan driver", str(error))
 
     try:
         devices = [
@@ -56,7 +56,7 @@ def vulkan() -> dict[str, Any]:
             for device in instance.devices()
         ]
     except DriverError as error:
-        return _missing("vulkan driver", error.text)
+        return _missing("vulkan driver", str(error))
     finally:
         instance.close()
 
