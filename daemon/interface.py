@@ -10,7 +10,7 @@ from switchgear.daemon.jobs import Job
 from switchgear.daemon.local import infer
 from switchgear.daemon.parameters import InvalidParameter, Parameters
 from switchgear.daemon.session import Options
-from switchgear.daemon.sessions import attach_socket, peer_pidfd
+from switchgear.daemon.sessions import attach_socket
 from switchgear.daemon.varlink_server import INTERFACE, Call
 from switchgear.ipc.errors import ProtocolError, ShuttingDown
 from switchgear.ipc.record import RECORD_VERSION, Priority
@@ -231,8 +231,7 @@ class Interface:
         opened = await service.sessions.open(call.peer, model, options, shapes, capacity)
         session = opened.session
         try:
-            pidfd = peer_pidfd(call.connection.socket, call.peer.pid)
-            client_end = attach_socket(session, pidfd)
+            client_end = attach_socket(session, call.connection.socket)
         except BaseException:
             session.end()
             raise

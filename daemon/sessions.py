@@ -184,6 +184,7 @@ def peer_pidfd(sock: socket.socket, pid: int) -> int:
     """A pidfd of the process at the other end; the caller owns it.
 
     :raises ConnectionLost: the process is gone.
+    :raises OSError: no descriptor is free.
     """
     try:
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
@@ -192,12 +193,24 @@ def peer_pidfd(sock: socket.socket, pid: int) -> int:
 
     try:
         return os.pidfd_open(pid)
-    except OSError as error:
+    except ProcessLookupError as error:
         raise ConnectionLost(f"process {pid} is gone: {error.strerror}") from None
 
 
-def attach_socket(session: Session, pidfd: int) -> socket.socket:
-    """Gives a session its data socket; returns the client's end, which the caller owns."""
+def attach_socket(session: Session, control: socket.socket) -> socket.socket:
+    """Gives a session its data socket, and the process at the other end of `control` as its
+    peer; returns the client's end, which the caller owns.
+
+    :raises OSError: no descriptor is free.
+    :raises ConnectionLost: the process is gone.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        pidfd = peer_pidfd(control, session.peer.pid)
+    except BaseException:
+        ours.close()
+        theirs.close()
+        raise
+
     session.attach(ours, pidfd)
     return theirs

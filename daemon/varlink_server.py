@@ -208,13 +208,14 @@ class Connection:
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Queues bytes and sends what the socket takes. Over the bound, the client is
-        dropped."""
+        dropped.
+
+        :raises OSError: no descriptor is free for a copy of `fds`; nothing is sent then.
+        """
         if self.closed:
             return
 
-        # Our own copies: the caller closes its descriptors when it likes.
-        held = tuple(os.dup(fd) for fd in fds)
-        self._unsent.append((memoryview(data), held))
+        self._unsent.append((memoryview(data), _copies(fds)))
         self._unsent_bytes += len(data)
         if len(self._unsent) == 1:
             self._flush()
@@ -301,6 +302,21 @@ class Connection:
         self._reader.close()
         self.socket.close()
         self._server.forget(self)
+
+
+def _copies(fds: Sequence[int]) -> tuple[int, ...]:
+    """Descriptors of our own, all or none: the caller closes its when it likes."""
+    held: list[int] = []
+    try:
+        for fd in fds:
+            held.append(os.dup(fd))  # noqa: PERF401 (those made before one fails are closed)
+    except OSError:
+        for fd in held:
+            os.close(fd)
+
+        raise
+
+    return tuple(held)
 
 
 class Server:
