@@ -12,7 +12,7 @@ from typing import Final
 from switchgear.client import forks
 from switchgear.client.core import SessionCore
 from switchgear.client.request import Pending, RequestOptions
-from switchgear.ipc.errors import ConnectionLost, ProtocolError, TimedOut
+from switchgear.ipc.errors import ProtocolError, TimedOut
 from switchgear.ipc.record import RECORD_BYTES
 
 # One more than a record: a longer packet must not look like one.
@@ -67,7 +67,7 @@ class Channel:
         except OSError as error:
             self.core.withdraw(request)
             self._await_loss()
-            raise ConnectionLost("the daemon went away; the request was not sent") from error
+            raise self.core.loss() from error
 
     def cancel(self, request: Pending) -> None:
         """Asks for the end of a request; its one reply still comes."""

@@ -144,7 +144,7 @@ class SessionCore:
         try:
             return self._targets[slot]
         except IndexError:
-            raise ConnectionLost("the session was closed") from None
+            raise self.loss() from None
 
     def require_idle(self, slot: int) -> None:
         """:raises SlotBusy: a request is in flight in the slot: its inputs are being read."""
@@ -180,7 +180,7 @@ class SessionCore:
         :raises ConnectionLost: the session is over.
         """
         if self.lost is not None:
-            raise fresh(self.lost)
+            raise self.loss()
 
         if self._goaway is not None:
             raise ConnectionLost(
@@ -310,6 +310,10 @@ class SessionCore:
 
         for request in self.table.end():
             self._end(request, self.lost)
+
+    def loss(self) -> SwitchgearError:
+        """The exception for a session that is over, to raise."""
+        return fresh(self.lost or ConnectionLost("the session was closed"))
 
     def forget(self) -> None:
         """Lets the memory go; views that the app still has keep their part of it alive."""

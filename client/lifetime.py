@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from switchgear.client.core import SessionCore
-from switchgear.client.failures import fresh
 from switchgear.client.models import Tensor
 from switchgear.client.options import SessionOptions
 from switchgear.client.tensors import Value, View, write_all
@@ -79,7 +78,7 @@ class SessionBase:
             raise ConnectionLost("the session is closed")
 
         if not self._may_reopen():
-            raise fresh(self._core.lost or ConnectionLost("the daemon went away"))
+            raise self._core.loss()
 
     def _adopt(self, core: SessionCore, reset: bool) -> None:
         """Goes on with a session that was opened again.

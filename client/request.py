@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from switchgear.client.core import SessionCore
     from switchgear.client.result import Result
 
-_NO_TRACE: Final = bytes(16)
+_TRACE_BYTES: Final = 16
 _LONGEST_TIMEOUT_US: Final = 2**63 - 1
 
 PRIORITIES: Final[Mapping[str | None, int]] = {
@@ -33,7 +33,7 @@ class RequestOptions:
     reset: bool = False
     timeout_us: int = 0
     priority: int = 0
-    trace_id: bytes = _NO_TRACE
+    trace_id: bytes = b""
     capture_ns: int = 0
     clock: int = 0
 
@@ -63,8 +63,10 @@ def request_options(
     if priority not in PRIORITIES:
         raise BadRequest(f"priority {priority!r} is none of high, normal, batch")
 
-    if len(trace_id) > len(_NO_TRACE):
-        raise BadRequest(f"a trace id has at most 16 bytes, this one {len(trace_id)}")
+    if len(trace_id) > _TRACE_BYTES:
+        raise BadRequest(
+            f"a trace id has at most {_TRACE_BYTES} bytes, this one {len(trace_id)}"
+        )
 
     if capture_clock not in CLOCKS:
         raise BadRequest(f"capture_clock {capture_clock!r} is none of {', '.join(CLOCKS)}")

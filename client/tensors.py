@@ -147,7 +147,8 @@ class Target:
 
         numbers = list(self._numbers(value, self.shape))
         try:
-            struct.pack_into(f"<{len(numbers)}{self.dtype.format}", self._raw, 0, *numbers)
+            # Packed first: a value that does not fit must not leave half of the others.
+            self._raw[:] = struct.pack(f"<{len(numbers)}{self.dtype.format}", *numbers)
         except (struct.error, OverflowError) as error:
             raise self._wrong(f"has a value that does not fit: {error}") from None
 

@@ -24,7 +24,16 @@ from typing import Any
 from switchgear.ipc import arena, varlink
 from switchgear.ipc.dtypes import DTYPES
 from switchgear.ipc.errors import BY_NAME, DOMAINS
-from switchgear.ipc.record import NO_SLOT, Backend, Flag, Kind, Precision, Reason, Record
+from switchgear.ipc.record import (
+    NO_READING,
+    NO_SLOT,
+    Backend,
+    Flag,
+    Kind,
+    Precision,
+    Reason,
+    Record,
+)
 from switchgear.ipc.slot import SlotEntry, TensorSpec, pack_error, pack_header
 from switchgear.ipc.worker import layout_to_json, spec_from_json, spec_to_json
 
@@ -250,6 +259,7 @@ class FakeSession:
             "trace_id": record.trace_id,
             "precision": Precision.FP32,
             "reason": Reason.ONLY_READY,
+            "temperature_age_ms": NO_READING,
             "queue_ns": 1_000_000,
             "run_ns": 2_000_000,
             "total_ns": 4_000_000,

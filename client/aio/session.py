@@ -45,7 +45,7 @@ class Channel:
         except OSError as error:
             self.core.withdraw(request)
             self._lose()
-            raise ConnectionLost("the daemon went away; the request was not sent") from error
+            raise self.core.loss() from error
 
     def cancel(self, request: Pending) -> None:
         record = self.core.cancel(request)
