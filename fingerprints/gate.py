@@ -67,7 +67,11 @@ class Gate:
     """Waits for a moment at which a test disturbs nobody and nobody disturbs it.
 
     `hot` says why the device is too warm, empty while it is not. `idle_s` is the time since the
-    last request, 0 while one is queued or runs. Both are called often and must not block.
+    last request, 0 while one is queued or runs. Both are called often and must not block. From
+    a `busy_share` of 1 on the machine is never called busy. `tell` hears why a test waits.
+
+    The patience is one for all waits: with a gate per run, that bounds the whole run, however
+    many processes it has. Time in which the device is hot does not count.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class Gate:
         hot: Callable[[], str] = lambda: "",
         idle_s: Callable[[], float] = lambda: float("inf"),
         patience_s: float = PATIENCE_S,
+        busy_share: float = BUSY_SHARE,
+        tell: Callable[[str], None] = lambda reason: None,
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
@@ -84,32 +90,37 @@ class Gate:
         self._hot = hot
         self._idle_s = idle_s
         self._patience_s = patience_s
+        self._busy_share = busy_share
+        self._tell = tell
         self._clock = clock
         self._sleep = sleep
+        self._waited_s = 0.0
 
     async def wait(self) -> Passed:
-        """Returns when a test may start, or when the patience is over."""
-        started = patience_from = self._clock()
+        """Returns when a test may start, or when the patience is over (heat ends no patience)."""
+        started = self._clock()
         reason = ""
         while True:
+            looked = self._clock()
             hot = self._hot()
             hindrance = hot or await self._hindrance()
+            now = self._clock()
             if not hindrance:
-                return Passed(self._clock() - started, reason)
+                return Passed(now - started, reason)
 
             reason = hindrance
-            now = self._clock()
-            if hot:
-                patience_from = now
-            elif now - patience_from >= self._patience_s:
+            self._tell(reason)
+            if not hot and self._waited_s >= self._patience_s:
                 return Passed(now - started, reason, forced=True)
 
             await self._sleep(POLL_S)
+            if not hot:
+                self._waited_s += self._clock() - looked
 
     async def _hindrance(self) -> str:
         """What else than heat is in the way at this moment, empty when nothing is."""
-        busy_share = await self._busy_share()
-        if busy_share > BUSY_SHARE:
+        busy_share = await self._measured_share() if self._busy_share < 1 else 0.0
+        if busy_share > self._busy_share:
             return f"the machine is busy: tasks wait for a CPU {busy_share:.0%} of the time"
 
         # Last, for the other took time in which a request can have come.
@@ -119,7 +130,7 @@ class Gate:
 
         return "" if idle_s >= REQUEST_GAP_S else f"a request came {idle_s * 1e3:.0f} ms ago"
 
-    async def _busy_share(self) -> float:
+    async def _measured_share(self) -> float:
         first = self._pressure.stalled_us()
         if first is None:
             return 0.0

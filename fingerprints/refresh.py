@@ -19,7 +19,7 @@ from switchgear.fingerprints.measurement import Failure
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from switchgear.fingerprints.profile import Profile
+    from switchgear.fingerprints.profile import Key, Profile
     from switchgear.fingerprints.runner import MayStart, OnProgress, Plan
     from switchgear.fingerprints.store import Loaded, ProfileStore
     from switchgear.fingerprints.zones_model import Zone
@@ -72,15 +72,9 @@ async def refresh(
     # The lease comes before the look: what another process measured meanwhile is seen.
     with store.measuring() as leased:
         loaded = await asyncio.to_thread(store.load)
-        problems = _told(loaded)
+        problems = told(loaded)
         old = loaded.profile
-        libraries = (plan.delegate,) if plan.delegate else ()
-        now = await asyncio.to_thread(
-            current_key, npu_libraries=libraries, environment=plan.environment
-        )
-        key = with_effort(now, quick=plan.quick)
-        stale = stale_parts(old.key if old else None, key, tests=plan.tests, force=force)
-        stale |= {test: why for test, why in _not_run(old).items() if test in plan.tests}
+        key, stale = await asyncio.to_thread(staleness, old, plan, force=force)
         if not leased:
             problems.append("another process is measuring this machine now")
             return Refreshed(old, stale, tuple(problems), measured_elsewhere=True)
@@ -112,7 +106,23 @@ async def refresh(
         return Refreshed(profile, stale, tuple(problems), saved=problem is None)
 
 
-def _told(loaded: Loaded) -> list[str]:
+def staleness(
+    old: Profile | None, plan: Plan, *, force: bool = False
+) -> tuple[Key, dict[str, tuple[str, ...]]]:
+    """The machine's key now, and the tests of `plan` that it makes stale, each with why.
+
+    Reads files only; blocks on the disk for some 10 ms.
+    """
+    libraries = (plan.delegate,) if plan.delegate else ()
+    now = current_key(npu_libraries=libraries, environment=plan.environment)
+    key = with_effort(now, quick=plan.quick)
+    stale = stale_parts(old.key if old else None, key, tests=plan.tests, force=force)
+    stale |= {test: why for test, why in _not_run(old).items() if test in plan.tests}
+    return key, stale
+
+
+def told(loaded: Loaded) -> list[str]:
+    """What is to be said of a stored profile, as sentences for the log."""
     if loaded.problem is not None:
         aside = loaded.problem.set_aside
         place = f"; set aside as {aside}" if aside else ""
