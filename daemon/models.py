@@ -34,6 +34,8 @@ from switchgear.ipc.record import Priority
 from switchgear.ipc.slot import TensorSpec
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# Names that one user may give one model; the oldest is forgotten.
+NAMES_PER_USER: Final = 16
 DIGEST_PREFIX: Final = re.compile(r"[0-9a-f]{8,64}")
 # Threads that copy models, in all; a file system that never answers holds one of them.
 COPIES_AT_ONCE: Final = 4
@@ -47,7 +49,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Model:
-    """A model's bytes and what is known of it. `slowest_run_ns` and `deaths` are the lanes'."""
+    """A model's bytes and what is known of it.
+
+    `users` has each user that loaded it, with the names that the user gave it, the newest last.
+    `resident_name` is its name for everybody, where the configuration keeps it loaded.
+    `slowest_run_ns` and `deaths` are the lanes'.
+    """
 
     stored: Stored
     inputs: tuple[TensorSpec, ...]
@@ -57,8 +64,8 @@ class Model:
     operators: dict[str, int]
     instance_bytes: int
     run_us: int
-    users: dict[int, str] = field(default_factory=dict)
-    resident: bool = False
+    users: dict[int, list[str]] = field(default_factory=dict)
+    resident_name: str = ""
     status: str = "loading"
     backends: dict[str, str] = field(default_factory=dict)
     timeline: list[tuple[str, int, int]] = field(default_factory=list)
@@ -79,8 +86,24 @@ class Model:
     @property
     def label(self) -> str:
         """How logs and errors name it."""
-        names = sorted({name for name in self.users.values() if name})
-        return names[0] if names else self.digest[:12]
+        names = [name for _, names in sorted(self.users.items()) for name in names]
+        return self.resident_name or (names[0] if names else self.digest[:12])
+
+    @property
+    def resident(self) -> bool:
+        return bool(self.resident_name)
+
+    def answers_to(self, name: str, uid: int) -> bool:
+        return name in self.users.get(uid, ()) or (self.resident and name == self.resident_name)
+
+    def add_name(self, name: str | None, uid: int) -> None:
+        names = self.users.setdefault(uid, [])
+        if name:
+            if name in names:
+                names.remove(name)
+
+            names.append(name)
+            del names[:-NAMES_PER_USER]
 
     def visible_to(self, uid: int) -> bool:
         return uid == 0 or self.resident or uid in self.users
@@ -88,7 +111,7 @@ class Model:
     def to_json(self, uid: int) -> dict[str, Any]:
         return {
             "model": self.digest,
-            "name": self.users.get(uid) or self.label,
+            "name": names[-1] if (names := self.users.get(uid)) else self.label,
             "size_bytes": self.stored.size_bytes,
             "storage": self.stored.storage,
             "owner_uid": uid if uid in self.users else min(self.users, default=os.geteuid()),
@@ -138,7 +161,7 @@ class Models:
         :raises UnknownModel: the user has none of this name, or several.
         """
         for model in self._models.values():
-            if model.users.get(uid) == text or (model.resident and model.label == text):
+            if model.answers_to(text, uid):
                 return model
 
         if DIGEST_PREFIX.fullmatch(text):
@@ -216,8 +239,10 @@ class Models:
         if known is not None:
             os.close(stored.fd)
 
-        model.users[uid] = name or model.users.get(uid, "")
-        model.resident |= resident
+        model.add_name(name, uid)
+        if resident:
+            model.resident_name = name or model.digest[:12]
+
         model.quarantined = False
         model.deaths = 0
         self._drop_name(name, uid, model)
@@ -235,8 +260,8 @@ class Models:
     def _drop_name(self, name: str | None, uid: int, keep: Model) -> None:
         """A name means the model that was loaded last under it."""
         for model in self._models.values():
-            if name and model is not keep and model.users.get(uid) == name:
-                model.users[uid] = ""
+            if model is not keep and name in (names := model.users.get(uid, [])):
+                names.remove(name)
 
     async def _copy(self, job: Job, fd: int, size: int, uid: int) -> Stored:
         job.progress("copy", 0, size)
