@@ -22,12 +22,16 @@ _OPENCL_VENDORS: Final = "/etc/OpenCL/vendors"
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """An installed driver: `environment` is what makes the loader open it alone."""
+    """An installed driver; `environment` holds the loader's variables that name it."""
 
     api: str
     name: str
     library: str
     environment: dict[str, str]
+
+    def alone(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """That environment, changed so that the loader opens this driver only."""
+        return {**environment, **self.environment}
 
 
 def drivers(test: str, environment: Mapping[str, str]) -> list[Driver]:

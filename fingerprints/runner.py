@@ -24,10 +24,12 @@ from switchgear.fingerprints.measurement import (
     Value,
     own_failure,
 )
+from switchgear.ipc.errors import NoBackend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from switchgear.fingerprints.installed import Driver
     from switchgear.fingerprints.measurement import Failure
 
 # Seconds for the whole, and seconds of samples per device (`Options.budget_s`).
@@ -35,7 +37,12 @@ WHOLE_BUDGET_S: Final = 30.0
 QUICK_BUDGET_S: Final = 8.0
 _DEVICE_BUDGET_S: Final = 2.0
 _QUICK_DEVICE_BUDGET_S: Final = 0.8
-_NO_DRIVER: Final = (("vulkan", -9), ("vulkan", -3), ("opencl", -1001))
+_NO_DRIVER: Final = (
+    ("switchgear", NoBackend.code),
+    ("vulkan", -9),
+    ("vulkan", -3),
+    ("opencl", -1001),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +65,11 @@ class Plan:
 
     `delegate` and `delegate_options` name the external delegate of the NPU test, `sysfs` is the
     root of its busy counters. `environment` is the test processes' whole environment, None for
-    this process's own. `device_budget_s` is the time for the samples of one device, None for
-    the usual; `max_transfer_bytes` bounds the OpenCL test's size, 0 does not. `budget_s` bounds
-    the repeats only: a first measurement is never left out for lack of time.
+    this process's own. With `yield_cpu` the tests run under SCHED_IDLE, which a busy machine
+    can starve for minutes; leave it set wherever somebody is served. `device_budget_s` is the
+    time for the samples of one device, None for the usual; `max_transfer_bytes` bounds the
+    OpenCL test's size, 0 does not. `budget_s` bounds the repeats only: a first measurement is
+    never left out for lack of time.
     """
 
     tests: tuple[str, ...] = TESTS
@@ -71,6 +80,7 @@ class Plan:
     limits: Limits = field(default_factory=Limits)
     environment: Mapping[str, str] | None = None
     repeat: bool = True
+    yield_cpu: bool = True
     device_budget_s: float | None = None
     max_transfer_bytes: int = 0
 
@@ -82,6 +92,7 @@ class Plan:
         usual_s = _QUICK_DEVICE_BUDGET_S if self.quick else _DEVICE_BUDGET_S
         return Options(
             quick=self.quick,
+            yield_cpu=self.yield_cpu,
             budget_s=usual_s if self.device_budget_s is None else self.device_budget_s,
             max_transfer_bytes=self.max_transfer_bytes,
             delegate=self.delegate,
@@ -104,8 +115,10 @@ class Runner:
         progress: OnProgress | None = None,
     ) -> None:
         self._plan = plan
+        self._environment = dict(os.environ if plan.environment is None else plan.environment)
         self._may_start = may_start
         self._progress = progress
+        self._waited_s = 0.0
 
     async def run(self) -> list[Report]:
         """All reports, in the order of the tests. A fault is a report, never an exception.
@@ -118,9 +131,9 @@ class Runner:
         found: dict[str, list[Report]] = {}
         took_s: dict[str, float] = {}
         for position, test in enumerate(self._plan.tests):
-            started = time.monotonic()
+            started, waited_s = time.monotonic(), self._waited_s
             found[test] = await self._measure(test, position / passes)
-            took_s[test] = time.monotonic() - started
+            took_s[test] = time.monotonic() - started - (self._waited_s - waited_s)
 
         spent_s = sum(took_s.values())
         if self._plan.repeat:
@@ -140,87 +153,91 @@ class Runner:
         return [report for test in self._plan.tests for report in found[test]]
 
     async def _measure(
-        self, test: str, position: float, skip: tuple[int, ...] = ()
+        self,
+        test: str,
+        position: float,
+        *,
+        skip: tuple[int, ...] = (),
+        driver: Driver | None = None,
     ) -> list[Report]:
-        """Every device of a test, with a further process after each death."""
+        """Every device of a test, with a further process after each death.
+
+        With a `driver` the loader opens only that one.
+        """
         options = replace(self._plan.options(), skip=skip)
-        environment = self._plan.environment
+        environment = self._environment if driver is None else driver.alone(self._environment)
         reports: list[Report] = []
         while True:
             outcome = await self._process(test, position, options, environment)
             reports += outcome.reports
             if outcome.death is None:
-                trouble = _listing_trouble(reports)
-                if trouble is None:
-                    return reports
-
-                alone = await self._one_driver_at_a_time(test, position, options, trouble)
-                return alone or reports
+                break
 
             if outcome.begun is None:
-                if reports:
-                    # It died on its way out: what it had to say is said.
-                    return reports
-
-                alone = await self._one_driver_at_a_time(test, position, options, outcome.death)
-                return alone or [Report(test, None, (outcome.death,))]
+                # With reports there it died on its way out: what it had to say is said.
+                reports = reports or [Report(test, None, (outcome.death,))]
+                break
 
             reports.append(_dead(test, outcome.begun, outcome.death))
             if outcome.begun.index in options.skip:
                 # It was told to leave this device alone: do not ask it for ever.
-                return reports
+                break
 
             done = {each.subject.index for each in reports if each.subject is not None}
             options = replace(options, skip=tuple(sorted({*skip, *done})))
 
+        trouble = _listing_trouble(reports)
+        if trouble is None or driver is not None:
+            return reports
+
+        return await self._one_driver_at_a_time(test, position, skip, trouble) or reports
+
     async def _one_driver_at_a_time(
-        self, test: str, position: float, options: Options, trouble: Failure
+        self, test: str, position: float, skip: tuple[int, ...], trouble: Failure
     ) -> list[Report]:
         """After trouble before any device: which of the installed drivers is it?
 
         Empty when there is no choice of drivers, or when each one has the same trouble.
         """
-        environment = dict(
-            os.environ if self._plan.environment is None else self._plan.environment
-        )
-        installed = drivers(test, environment)
+        installed = drivers(test, self._environment)
         if len(installed) < 2:
             return []
 
         reports: list[Report] = []
         troubled = 0
         for driver in installed:
-            outcome = await self._process(
-                test, position, options, {**environment, **driver.environment}
-            )
+            found = await self._measure(test, position, driver=driver)
             # Each driver counts its own devices from 0.
             base = len(reports)
-            for report in outcome.reports:
+            for report in found:
                 # A driver without a device on this machine is no finding.
                 if report.subject is not None:
                     subject = replace(report.subject, index=base + report.subject.index)
                     reports.append(replace(report, subject=subject))
 
-            failure = outcome.death or _listing_trouble(outcome.reports)
+            failure = _listing_trouble(found)
             if failure is not None:
-                troubled += _same(failure, trouble)
-                subject = outcome.begun or Subject(driver.api, driver.name)
-                library = subject.library or driver.library
-                subject = replace(subject, index=len(reports), library=library)
-                reports.append(_dead(test, subject, replace(failure, library=library)))
+                troubled += (failure.domain, failure.code) == (trouble.domain, trouble.code)
+                subject = Subject(driver.api, driver.name, base, library=driver.library)
+                reports.append(_dead(test, subject, replace(failure, library=driver.library)))
 
-        return [] if troubled == len(installed) else reports
+        if troubled == len(installed):
+            return []
+
+        return [each for each in reports if each.subject and each.subject.index not in skip]
 
     async def _process(
         self,
         test: str,
         position: float,
         options: Options,
-        environment: Mapping[str, str] | None,
+        environment: Mapping[str, str],
     ) -> Outcome:
         if self._may_start is not None:
             self._tell(position, test, None, 0.0, "waiting for a quiet moment")
+            started = time.monotonic()
             await self._may_start(test)
+            self._waited_s += time.monotonic() - started
 
         process = TestProcess(
             test,
@@ -327,23 +344,17 @@ def _unrest(value: Value) -> tuple[bool, float]:
 
 
 def _listing_trouble(reports: list[Report]) -> Failure | None:
-    """A driver's error that came in place of the list of devices.
+    """What came in place of the list of devices: a driver's error, or a death.
 
-    That no driver is usable is an answer, not trouble: VK_ERROR_INCOMPATIBLE_DRIVER (-9),
-    CL_PLATFORM_NOT_FOUND_KHR (-1001), and -3 of a Vulkan loader that found no device.
+    That no driver is usable is an answer, not trouble: our own `NoBackend`,
+    VK_ERROR_INCOMPATIBLE_DRIVER (-9), CL_PLATFORM_NOT_FOUND_KHR (-1001), and -3 of a Vulkan
+    loader that found no device.
     """
-    if len(reports) != 1 or reports[0].subject is not None:
+    if len(reports) != 1 or reports[0].subject is not None or not reports[0].failures:
         return None
 
-    failures = reports[0].failures
-    if not failures or (failures[0].domain, failures[0].code) in _NO_DRIVER:
-        return None
-
-    return failures[0] if failures[0].domain in ("vulkan", "opencl") else None
-
-
-def _same(first: Failure, second: Failure) -> bool:
-    return (first.domain, first.code) == (second.domain, second.code)
+    failure = reports[0].failures[0]
+    return None if (failure.domain, failure.code) in _NO_DRIVER else failure
 
 
 def _dead(test: str, subject: Subject, death: Failure) -> Report:

@@ -68,8 +68,12 @@ def plan(
     delegate_options: dict[str, str] | None = None,
     sysfs: str = "/sys",
     repeat: bool = False,
+    yield_cpu: bool = False,
 ) -> Plan:
-    """A quick plan of one test; `environment` is added to this process's own."""
+    """A quick plan of one test; `environment` is added to this process's own.
+
+    It does not yield the CPU: beside other tests it would take minutes.
+    """
     return Plan(
         tests=(test,),
         quick=True,
@@ -79,6 +83,7 @@ def plan(
         limits=limits,
         environment={**os.environ, **(environment or {})},
         repeat=repeat,
+        yield_cpu=yield_cpu,
         device_budget_s=BUDGET_S,
         max_transfer_bytes=TRANSFER_BYTES,
     )

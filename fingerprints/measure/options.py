@@ -9,7 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`skip` holds the indices of devices that are done, or that killed an earlier process.
+    """`yield_cpu` has the process run only when nobody else wants the CPU.
+
+    `skip` holds the indices of devices that are done, or that killed an earlier process.
 
     `budget_s` is the time that the samples of one device may take; the least number of samples
     is taken whatever it is. `max_transfer_bytes` bounds the OpenCL test's size, 0 does not.
@@ -18,6 +20,7 @@ class Options:
     """
 
     quick: bool = False
+    yield_cpu: bool = True
     budget_s: float = 4.0
     skip: tuple[int, ...] = ()
     max_transfer_bytes: int = 0
