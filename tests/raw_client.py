@@ -76,7 +76,8 @@ class Control:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
             data = data[self.sock.sendmsg([data], ancillary) :]
 
-        self.sock.sendall(data)
+        if data:
+            self.sock.sendall(data)
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
         """The next reply and its descriptors.
@@ -111,8 +112,16 @@ class Control:
 
         return False
 
+    def refused(self) -> str:
+        """The one ProtocolError, after which the connection is closed; its text."""
+        reply, _ = self.receive()
+        assert reply["error"] == "io.switchgear.ProtocolError", reply
+        assert reply["parameters"]["code"] == 501
+        assert self.at_end()
+        return str(reply["parameters"]["message"])
+
     def call_with_fds(
-        self, method: str, fds: Iterable[int] = (), **parameters: object
+        self, method: str, fds: Iterable[int] = (), **parameters: Any
     ) -> tuple[dict[str, Any], list[int]]:
         """One call; the reply's parameters and descriptors.
 
@@ -125,9 +134,7 @@ class Control:
 
         return reply["parameters"], received
 
-    def call(
-        self, method: str, fds: Iterable[int] = (), **parameters: object
-    ) -> dict[str, Any]:
+    def call(self, method: str, fds: Iterable[int] = (), **parameters: Any) -> dict[str, Any]:
         reply, received = self.call_with_fds(method, fds, **parameters)
         assert not received, f"{method} sent descriptors"
         return reply
@@ -156,11 +163,11 @@ class Control:
                 last: dict[str, Any] = reply["parameters"]
                 return last
 
-    def load_fd(self, fd: int, **parameters: object) -> dict[str, Any]:
+    def load_fd(self, fd: int, **parameters: Any) -> dict[str, Any]:
         """Loads the model behind a descriptor, which stays the caller's."""
         return self.wait_for(self.call("LoadModel", [fd], descriptor=0, **parameters)["job"])
 
-    def load(self, data: bytes, **parameters: object) -> dict[str, Any]:
+    def load(self, data: bytes, **parameters: Any) -> dict[str, Any]:
         """Loads a model from its bytes."""
         fd = memfd(data)
         try:
@@ -168,7 +175,7 @@ class Control:
         finally:
             os.close(fd)
 
-    def open_session(self, model: str, **options: object) -> RawSession:
+    def open_session(self, model: str, **options: Any) -> RawSession:
         reply, fds = self.call_with_fds("OpenSession", model=model, **options)
         return RawSession(reply, fds)
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import struct
-import subprocess
-import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from daemon_health import (
     Holdings,
     Witness,
-    free_descriptors,
     leaves_nothing,
     rss_kib,
     settles_to,
@@ -36,15 +32,6 @@ INFO = message("GetInfo")
 def daemon() -> Iterator[DaemonProcess]:
     with DaemonProcess() as process, Witness(process.socket):
         yield process
-
-
-def refused(control: Control) -> str:
-    """The one ProtocolError; then the connection is closed. Returns its text."""
-    reply, _ = control.receive()
-    assert reply["error"] == "io.switchgear.ProtocolError", reply
-    assert reply["parameters"]["code"] == 501
-    assert control.at_end()
-    return str(reply["parameters"]["message"])
 
 
 def send_ignoring_close(control: Control, data: bytes) -> None:
@@ -89,7 +76,7 @@ def test_bytes_that_are_no_call_get_one_error_and_the_end(
 ) -> None:
     with leaves_nothing(daemon), Control(daemon.socket) as control:
         control.send(data + INFO)
-        refused(control)
+        control.refused()
 
 
 def test_what_came_before_the_garbage_is_answered(daemon: DaemonProcess) -> None:
@@ -99,7 +86,7 @@ def test_what_came_before_the_garbage_is_answered(daemon: DaemonProcess) -> None
             reply, _ = control.receive()
             assert reply["parameters"]["pid"] == daemon.pid
 
-        refused(control)
+        control.refused()
 
 
 WRONG_CALLS = {
@@ -151,7 +138,7 @@ WRONG_CALLS = {
     ("method", "parameters", "error"), WRONG_CALLS.values(), ids=WRONG_CALLS.keys()
 )
 def test_a_wrong_call_gets_its_error_and_the_connection_goes_on(
-    daemon: DaemonProcess, method: str, parameters: dict[str, object], error: str
+    daemon: DaemonProcess, method: str, parameters: dict[str, Any], error: str
 ) -> None:
     with leaves_nothing(daemon), Control(daemon.socket) as control:
         with pytest.raises(CallFailed) as caught:
@@ -172,95 +159,6 @@ def test_a_wrong_model_name_is_refused(daemon: DaemonProcess, value: str) -> Non
             assert caught.value.name == "BadRequest"
     finally:
         os.close(fd)
-
-
-def test_300_descriptors_in_one_message(daemon: DaemonProcess) -> None:
-    fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with leaves_nothing(daemon), Control(daemon.socket) as control:
-            # The kernel takes 253 at once.
-            control.send(INFO[:10], [fd] * 253)
-            with contextlib.suppress(BrokenPipeError):
-                control.send(INFO[10:], [fd] * 47)
-
-            assert "descriptors were lost" in refused(control)
-    finally:
-        os.close(fd)
-
-
-def test_17_descriptors_over_two_parts_of_a_message(daemon: DaemonProcess) -> None:
-    fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with leaves_nothing(daemon), Control(daemon.socket) as control:
-            control.send(INFO[:10], [fd] * 9)
-            control.send(INFO[10:20], [fd] * 8)
-            assert "more than 16 descriptors" in refused(control)
-    finally:
-        os.close(fd)
-
-
-def test_16_descriptors_that_nobody_asked_for_are_closed(daemon: DaemonProcess) -> None:
-    fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with leaves_nothing(daemon), Control(daemon.socket) as control:
-            for _ in range(3):
-                assert control.call("GetInfo", [fd] * 16)["pid"] == daemon.pid
-    finally:
-        os.close(fd)
-
-
-def test_16_descriptors_when_4_are_free(daemon: DaemonProcess) -> None:
-    fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with leaves_nothing(daemon), Control(daemon.socket) as control:
-            control.call("GetInfo")
-            with free_descriptors(daemon, 4):
-                control.send(INFO, [fd] * 16)
-                assert "none free here" in refused(control)
-    finally:
-        os.close(fd)
-
-
-@pytest.mark.parametrize("free", range(7))
-def test_each_call_while_descriptors_are_short(daemon: DaemonProcess, free: int) -> None:
-    """It works or says NoSpace; never a fault of the daemon, and nothing stays behind."""
-    fd = memfd(generate.identity((4,)))
-    try:
-        with Control(daemon.socket) as control, leaves_nothing(daemon):
-            control.call("GetInfo")
-            with free_descriptors(daemon, free):
-                try:
-                    control.open_session("witness").close()
-                except CallFailed as failure:
-                    assert failure.name == "NoSpace"
-                    assert free < 6
-
-                try:
-                    control.wait_for(control.call("LoadModel", [fd], descriptor=0)["job"])
-                except CallFailed as failure:
-                    # Where not even the model's descriptor could be received, the call is lost.
-                    assert failure.name == ("NoSpace" if free else "ProtocolError")
-
-        with Control(daemon.socket) as control:
-            control.open_session("witness").close()
-    finally:
-        os.close(fd)
-
-
-def test_accepting_goes_on_after_descriptors_ran_out(daemon: DaemonProcess) -> None:
-    with leaves_nothing(daemon), Control(daemon.socket) as old:
-        old.call("GetInfo")
-        with free_descriptors(daemon, 0):
-            turned_away = [Control(daemon.socket) for _ in range(3)]
-            # The first in the line is turned away, not left waiting.
-            assert turned_away[0].at_end()
-            assert old.call("GetInfo")["pid"] == daemon.pid
-
-        for control in turned_away:
-            control.close()
-
-        with Control(daemon.socket) as new:
-            assert new.call("GetInfo")["pid"] == daemon.pid
 
 
 def test_a_message_of_one_megabyte_is_served(daemon: DaemonProcess) -> None:
@@ -286,7 +184,7 @@ def test_a_message_over_the_limit_is_refused(daemon: DaemonProcess) -> None:
     with leaves_nothing(daemon), Control(daemon.socket) as control:
         call = b'{"method":"' + b"x" * MAX_MESSAGE_BYTES + b'"}\0'
         send_ignoring_close(control, call)
-        assert "longer than" in refused(control)
+        assert "longer than" in control.refused()
 
 
 def test_a_client_that_sends_without_end(daemon: DaemonProcess) -> None:
@@ -296,7 +194,7 @@ def test_a_client_that_sends_without_end(daemon: DaemonProcess) -> None:
         for _ in range(5):
             with Control(daemon.socket) as control:
                 send_ignoring_close(control, b"x" * (8 << 20))
-                refused(control)
+                control.refused()
 
         witness.is_served()
         assert rss_kib(daemon.pid) - before < 8 * 1024
@@ -305,16 +203,17 @@ def test_a_client_that_sends_without_end(daemon: DaemonProcess) -> None:
 def test_a_client_that_never_reads_its_replies(daemon: DaemonProcess) -> None:
     """200,000 pipelined calls: the daemon stops to read them, and keeps little of them."""
     count = 200_000
-    with leaves_nothing(daemon), Witness(daemon.socket) as witness:
+    with leaves_nothing(daemon), Witness(daemon.socket) as witness:  # noqa: SIM117
         with Control(daemon.socket) as control:
             before = rss_kib(daemon.pid)
             data = memoryview(INFO * count)
             sent = 0
             control.sock.settimeout(0.5)
-            with pytest.raises(TimeoutError):
-                while True:
+            with contextlib.suppress(TimeoutError):
+                while sent < len(data):
                     sent += control.sock.send(data[sent:])
 
+            assert sent < len(data)
             witness.is_served()
             assert rss_kib(daemon.pid) - before < 6 * 1024
             control.sock.settimeout(15.0)
@@ -448,65 +347,3 @@ def test_more_connections_than_a_user_may_have() -> None:
             assert kept[0].call("GetInfo")["pid"] == daemon.pid
 
         settles_to(daemon, before)
-
-
-def run_second(daemon: DaemonProcess) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "switchgear", "serve", "--socket", str(daemon.socket)),
-            *("--config", str(daemon.config), "--state-dir", str(daemon.state_dir)),
-        ],
-        env=daemon.environment,
-        capture_output=True,
-        text=True,
-        timeout=15,
-        check=False,
-    )
-
-
-def test_a_second_daemon_names_the_first(daemon: DaemonProcess) -> None:
-    with leaves_nothing(daemon):
-        result = run_second(daemon)
-        assert result.returncode == 1
-        assert f"pid {daemon.pid}" in result.stderr
-        assert "Traceback" not in result.stderr
-        assert daemon.call("GetInfo")["parameters"]["pid"] == daemon.pid
-
-
-def test_a_socket_that_nobody_serves_is_replaced() -> None:
-    daemon = DaemonProcess()
-    daemon.socket.parent.mkdir(mode=0o700)
-    with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(daemon.socket))
-
-    with daemon:
-        assert daemon.call("GetInfo")["parameters"]["pid"] == daemon.pid
-
-
-def test_a_daemon_that_was_killed_is_started_again() -> None:
-    with DaemonProcess() as daemon:
-        daemon.kill()
-        assert daemon.socket.is_socket()
-        daemon.start()
-        assert daemon.call("GetInfo")["parameters"]["ready"] is True
-
-
-@pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_what_is_no_socket_is_left_alone(kind: str) -> None:
-    daemon = DaemonProcess()
-    try:
-        daemon.socket.parent.mkdir(mode=0o700)
-        if kind == "file":
-            daemon.socket.write_text("mine")
-        elif kind == "folder":
-            daemon.socket.mkdir()
-        else:
-            daemon.socket.symlink_to("/dev/null")
-
-        result = run_second(daemon)
-        assert result.returncode == 2
-        assert "exists and is no socket" in result.stderr
-        assert "Traceback" not in result.stderr
-        assert os.path.lexists(daemon.socket)
-    finally:
-        daemon.remove()
