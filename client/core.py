@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from switchgear.client.failures import error_of_reply, fresh
+from switchgear.client.failures import error_of_code, error_of_reply, fresh
 from switchgear.client.request import Pending, RequestOptions
 from switchgear.client.result import Result
 from switchgear.client.table import RequestTable
@@ -33,7 +33,6 @@ from switchgear.ipc.errors import (
     StateLost,
     SwitchgearError,
     UnsupportedModel,
-    error_from_code,
 )
 from switchgear.ipc.record import NO_SLOT, RECORD_BYTES, RECORD_VERSION, Flag, Kind
 from switchgear.ipc.slot import (
@@ -241,7 +240,7 @@ class SessionCore:
         fields = _REPLY.unpack(data)
         if fields[0] != _REPLY_KIND:
             if fields[0] == _GOAWAY_KIND:
-                self._goaway = error_from_code(fields[9])
+                self._goaway = error_of_code(fields[9])
                 self._leave()
 
             return

@@ -7,11 +7,12 @@ import signal
 
 from switchgear.client.result import BACKENDS, ReplyFields, name_of
 from switchgear.ipc.errors import (
+    BY_CODE,
     DOMAIN_NAMES,
     DOMAINS,
     BackendFailed,
+    InternalError,
     SwitchgearError,
-    error_from_code,
 )
 
 
@@ -29,7 +30,7 @@ def error_of_reply(fields: tuple[int, ...], text: str) -> SwitchgearError:
         details["backend"] = name_of(BACKENDS, reply.backend)
 
     if reply.domain == DOMAINS["switchgear"]:
-        error = error_from_code(reply.code, text or _sentence(reply.code), **details)
+        error = error_of_code(reply.code, text, **details)
         error.details["epoch"] = reply.epoch
         return error
 
@@ -68,10 +69,10 @@ def driver_name(domain: str, code: int) -> str:
     return ""
 
 
-def _sentence(code: int) -> str:
-    """What the code means; the docstring of its class."""
-    error = error_from_code(code)
-    if type(error).code != code:
-        return f"the daemon answered with the unknown code {code}"
+def error_of_code(code: int, text: str = "", **details: object) -> SwitchgearError:
+    """The exception of a code of the project; without `text` it says what the code means."""
+    kind = BY_CODE.get(code)
+    if kind is None:
+        return InternalError(f"the daemon answered with the unknown code {code}", **details)
 
-    return (type(error).__doc__ or "").strip()
+    return kind(text or (kind.__doc__ or "").strip(), **details)

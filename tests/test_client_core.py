@@ -237,7 +237,7 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
         rig.close()
 
     rigs.clear()
-    gc.collect()
+    gc.collect(1)
 
 
 ADD_ONE = ((tensor("x"),), (tensor("y"),))
