@@ -32,6 +32,7 @@ class World:
     now_s: float = 0.0
     stalled_us: float = 0.0
     slept: list[float] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
 
     def write(self) -> None:
         (self.root / "pressure").mkdir(exist_ok=True)
@@ -47,13 +48,15 @@ class World:
         self.now_s += seconds
         self.write()
 
-    def gate(self, patience_s: float = PATIENCE_S) -> Gate:
+    def gate(self, patience_s: float = PATIENCE_S, busy_share: float = BUSY_SHARE) -> Gate:
         self.write()
         return Gate(
             pressure=Pressure(self.root),
             hot=lambda: "GPU at 80 C" if self.now_s < self.hot_until_s else "",
             idle_s=self.idle_s,
             patience_s=patience_s,
+            busy_share=busy_share,
+            tell=self.told.append,
             clock=lambda: self.now_s,
             sleep=self.sleep,
         )
@@ -126,6 +129,35 @@ def test_patience_begins_when_the_heat_is_over(world: World) -> None:
     world.hot_until_s = 100.0
     world.queued_until_s = 1e9
     assert wait(world, patience_s=10).waited_s >= 110
+
+
+def test_one_patience_for_all_waits_of_a_gate(world: World) -> None:
+    """Many processes of one run, and a machine that never rests."""
+    world.queued_until_s = 1e9
+
+    async def waits() -> list[Passed]:
+        gate = world.gate(patience_s=10)
+        return [await gate.wait() for _ in range(3)]
+
+    first, *later = asyncio.run(waits())
+    assert first.forced
+    assert first.waited_s >= 10
+    assert all(each.forced and each.waited_s < 1 for each in later)
+
+
+def test_says_why_it_waits(world: World) -> None:
+    world.hot_until_s = 0.5
+    world.busy_until_s = 2.0
+    wait(world)
+    assert world.told[0] == "GPU at 80 C"
+    assert "busy" in world.told[-1]
+
+
+def test_a_share_of_one_is_never_busy(world: World) -> None:
+    """For who asks for a measurement now: not even the look is taken."""
+    world.busy_until_s = 1e9
+    assert asyncio.run(world.gate(busy_share=1.0).wait()) == Passed(0.0)
+    assert world.slept == []
 
 
 def test_without_pressure_information(tmp_path: Path) -> None:
