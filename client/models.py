@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from switchgear.ipc.errors import ProtocolError
 from switchgear.ipc.slot import TensorSpec
@@ -112,6 +112,17 @@ class JobStatus(TypedDict):
     phase: str
 
 
+class FingerprintStatus(TypedDict):
+    """`measured_at` (seconds since the epoch), `schema` and `problem` are absent before a first
+    measurement, or when there is none."""
+
+    measured_at: NotRequired[int]
+    schema: NotRequired[int]
+    stale: list[str]
+    measuring: bool
+    problem: NotRequired[str]
+
+
 class Status(TypedDict):
     """The daemon's status, as `io.switchgear.GetStatus` gives it; `models` are raw objects."""
 
@@ -126,6 +137,7 @@ class Status(TypedDict):
     models: list[dict[str, Any]]
     sessions: list[SessionStatus]
     jobs: list[JobStatus]
+    fingerprint: FingerprintStatus
     connections: int
     idle_connections: int
     counters: dict[str, int]

@@ -82,6 +82,28 @@ class ValidationSection(_Section):
     at_once: Annotated[int, Field(ge=1, le=64)] = 2
 
 
+class FingerprintSection(_Section):
+    """How this device is measured. `enabled`: in the background, after the start. `delegate`
+    is the path of the NPU's TFLite external delegate. `thresholds_c`: where a device throttles,
+    by its id or kind (`cpu`, `gpu`, `npu`). Tests wait while tasks wait for a CPU more than
+    `busy_share` of the time (1: never), and for gaps between requests; after `patience_s` at
+    the latest the whole is measured."""
+
+    enabled: bool = True
+    quick: bool = False
+    delegate: str = ""
+    delegate_options: dict[str, str] = {}
+    thresholds_c: dict[str, Annotated[float, Field(ge=20, le=150)]] = {}
+    busy_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    patience_s: Annotated[float, Field(ge=0)] = 600.0
+
+
+class ThermalSection(_Section):
+    """`sysfs_root`: where sysfs is mounted."""
+
+    sysfs_root: Path = Path("/sys")
+
+
 class ModelEntry(_Section):
     """A model to keep loaded for every user."""
 
@@ -97,6 +119,8 @@ class Configuration(_Section):
     workers: WorkersSection = WorkersSection()
     limits: LimitsSection = LimitsSection()
     validation: ValidationSection = ValidationSection()
+    fingerprint: FingerprintSection = FingerprintSection()
+    thermal: ThermalSection = ThermalSection()
     models: tuple[ModelEntry, ...] = ()
 
 

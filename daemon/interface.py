@@ -12,7 +12,7 @@ from switchgear.daemon.parameters import InvalidParameter, Parameters
 from switchgear.daemon.session import Options
 from switchgear.daemon.sessions import attach_socket
 from switchgear.daemon.varlink_server import INTERFACE, Call
-from switchgear.ipc.errors import ProtocolError, ShuttingDown
+from switchgear.ipc.errors import PermissionDenied, ProtocolError, ShuttingDown
 from switchgear.ipc.record import RECORD_VERSION, Priority
 from switchgear.ipc.worker import MAX_SLOTS, spec_to_json
 
@@ -80,6 +80,8 @@ class Interface:
             f"{INTERFACE}.UnloadModel": self._unload_model,
             f"{INTERFACE}.OpenSession": self._open_session,
             f"{INTERFACE}.Infer": self._infer,
+            f"{INTERFACE}.GetFingerprint": self._get_fingerprint,
+            f"{INTERFACE}.RunFingerprint": self._run_fingerprint,
         }
 
     async def dispatch(self, call: Call) -> None:
@@ -269,3 +271,21 @@ class Interface:
             call.reply(await infer(opened, values, timeout_us or 0))
         finally:
             opened.session.end()
+
+    async def _get_fingerprint(self, call: Call, parameters: Parameters) -> None:
+        form = parameters.optional_string("format")
+        parameters.done()
+        call.reply(self._service.fingerprinting.describe(form))
+
+    async def _run_fingerprint(self, call: Call, parameters: Parameters) -> None:
+        service = self._serving()
+        quick = parameters.optional_boolean("quick")
+        force = parameters.boolean("force")
+        tests = parameters.strings("tests")
+        parameters.done()
+        uid = call.peer.uid
+        if not service.is_operator(uid):
+            raise PermissionDenied("only root and the daemon's own user measure the device")
+
+        job = service.fingerprinting.run(uid, quick=quick, force=force, tests=tests)
+        call.reply({"job": job.identity})

@@ -113,6 +113,13 @@ class Lane:
         """Whether a request sent now would wait."""
         return self._waiting > 0 or len(self._running) >= self._depth
 
+    def idle_ns(self, now_ns: int) -> int:
+        """Time since the last reply at monotonic `now_ns`; 0 while a request waits or runs."""
+        if self._waiting or self._running:
+            return 0
+
+        return now_ns - self._head_since_ns
+
     def retry_after_ms(self) -> int:
         """When the queue has moved on by half, at the present mean run time."""
         return max(1, int((self._waiting / 2 + 1) * self._mean_run_ns / 1e6))

@@ -71,6 +71,10 @@ class Parameters:
         """An optional boolean; false when it is not given."""
         return bool(self._take(name, bool, required=False))
 
+    def optional_boolean(self, name: str) -> bool | None:
+        value = self._take(name, bool, required=False)
+        return value if isinstance(value, bool) else None
+
     def choice(self, name: str, default: str, known: Collection[str]) -> str:
         """:raises BadRequest: it is none of the known words."""
         value = self.optional_string(name)

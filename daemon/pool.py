@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from math import inf
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -68,6 +69,11 @@ class Pool:
 
     def lanes(self) -> list[Lane]:
         return list(self._lanes.values())
+
+    def idle_s(self) -> float:
+        """Time since the last reply of any lane; 0 while a request waits or runs anywhere."""
+        now_ns = monotonic_ns()
+        return min((lane.idle_ns(now_ns) / 1e9 for lane in self._lanes.values()), default=inf)
 
     def _end_idle(self) -> None:
         """Ends workers of users who have not used them for a while; the daemon's own stay."""

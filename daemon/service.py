@@ -16,6 +16,7 @@ import switchgear
 from switchgear.backends import registry
 from switchgear.daemon import status
 from switchgear.daemon.config import Configuration, ModelEntry
+from switchgear.daemon.fingerprinting import Fingerprinting
 from switchgear.daemon.instances import Instances
 from switchgear.daemon.interface import Interface
 from switchgear.daemon.jobs import Job, Jobs
@@ -62,6 +63,7 @@ class Service:
         )
         self.models = Models(configuration, store, validation, instances, self.pool)
         self.sessions = Sessions(limits, self.models, self.pool, self.router)
+        self.fingerprinting = Fingerprinting(configuration, state_dir, self.jobs, self.pool)
         self._force = asyncio.Event()
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,6 +155,7 @@ class Service:
             asyncio.create_task(self._load_resident(entry, uid))
             for entry in self._configuration.models
         ]
+        reading = asyncio.create_task(self.fingerprinting.read())
         answer = await proof
         if answer.get("ok") is True:
             self.probed["cpu"] = str(answer.get("text"))
@@ -162,9 +165,11 @@ class Service:
         if resident:
             await asyncio.wait(resident)
 
+        await reading
         if not self.stopping and self.probed:
             self.state = "serving"
             log.info("ready after %.2f s", monotonic() - self._started)
+            self.fingerprinting.begin()
 
     async def _load_resident(self, entry: ModelEntry, uid: int) -> None:
         name = entry.name or entry.path.stem
@@ -200,6 +205,7 @@ class Service:
         self.state = "stopping"
         log.info("stopping: %d requests in flight", self.sessions.in_flight)
         self.server.stop_accepting()
+        self.fingerprinting.stop()
         for session in self.sessions.all():
             session.accepting = False
 

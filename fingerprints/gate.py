@@ -97,7 +97,7 @@ class Gate:
         self._waited_s = 0.0
 
     async def wait(self) -> Passed:
-        """Returns when a test may start, or when the patience is over (heat ends no patience)."""
+        """Returns when a test may start, or when the patience is over."""
         started = self._clock()
         reason = ""
         while True:
