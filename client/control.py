@@ -116,7 +116,12 @@ class Control:
 
             if message is not None:
                 self._streaming = False
-                reply = wire.reply_of(message)
+                try:
+                    reply = wire.reply_of(message)
+                except ProtocolError:
+                    self.close()
+                    raise
+
                 self._streaming = reply.continues
                 return reply
 

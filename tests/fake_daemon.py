@@ -112,6 +112,7 @@ class FakeSession:
         self.held: dict[int, Record] = {}
         self.total = [0.0] * 64
         self.cancelled: list[int] = []
+        self.cancel_answered = threading.Event()
         self.records: list[Record] = []
         self.thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -155,6 +156,7 @@ class FakeSession:
             held = self.held.get(record.request_id)
             if held is not None and self.daemon.cancels:
                 self.fail(held, "switchgear", 200, swap=True)
+                self.cancel_answered.set()
 
             return
 

@@ -207,7 +207,15 @@ def test_a_slot_is_taken_until_its_result_is(daemon: FakeDaemon, session: Sessio
     first, second = session.submit({"input": ONES}), session.submit({"input": ONES})
     assert second.result() is second.result()
 
+    answered = threading.Event()
+
+    def answer(fake: FakeSession, record: Record) -> None:
+        fake.answer(record)
+        answered.set()
+
+    daemon.on_infer = answer
     third = session.submit({"input": [3, 3, 3, 3]})
+    wait_until(answered)
     with pytest.raises(SlotBusy):
         session.run(input=ONES)
 

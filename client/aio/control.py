@@ -12,7 +12,7 @@ from switchgear.client import wire
 from switchgear.client.steps import growing_waits
 from switchgear.client.wire import Reply
 from switchgear.ipc import varlink
-from switchgear.ipc.errors import ConnectionLost, TimedOut
+from switchgear.ipc.errors import ConnectionLost, ProtocolError, TimedOut
 
 
 class AsyncControl:
@@ -101,7 +101,12 @@ class AsyncControl:
         message, self._message = self._message, None
         assert message is not None
         self._streaming = False
-        reply = wire.reply_of(message)
+        try:
+            reply = wire.reply_of(message)
+        except ProtocolError:
+            self.close()
+            raise
+
         self._streaming = reply.continues
         return reply
 
