@@ -190,15 +190,21 @@ class WorkerProcess:
     # Packets from the worker.
 
     def _readable(self) -> None:
-        if not self._receive():
-            unwatch(self._loop, self._fd)
+        try:
+            if not self._receive():
+                unwatch(self._loop, self._fd)
+        except BlockingIOError:
+            pass
 
     def _receive(self) -> bool:
-        """Handles one packet; False when there is none left."""
+        """Handles one packet; False at the end of the socket.
+
+        :raises BlockingIOError: there is none now.
+        """
         try:
             size = self._sock.recv_into(self._buffer)
-        except (BlockingIOError, InterruptedError):
-            return self.state != "ended"
+        except BlockingIOError:
+            raise
         except OSError:
             return False
 
@@ -287,8 +293,10 @@ class WorkerProcess:
 
         # What it answered before it ended counts.
         if self._sock.fileno() >= 0:
-            while self._receive():
-                pass
+            # Not its end: a process that it started may still hold the other side.
+            with contextlib.suppress(BlockingIOError):
+                while self._receive():
+                    pass
 
         self._finish()
 
