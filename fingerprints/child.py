@@ -160,6 +160,11 @@ class TestProcess:
         finally:
             os.close(events_child)
 
+        if self._options.yield_cpu:
+            # The process does this itself, and says so; but its start is to disturb nobody too.
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
+
         os.set_blocking(events, False)
         os.set_blocking(stderr, False)
         self._started = self._heard = time.monotonic()

@@ -1,7 +1,8 @@
 """`switchgear fingerprint`: measures this device, shows, dumps and compares what was measured.
 
-`run` measures in child processes of this command; the others read the stored profile. None of
-them needs a daemon. Results go to standard output, everything else to standard error.
+Where a daemon answers, it measures, and its profile is shown. Without one, `run` measures in
+child processes of this command and the others read the stored profile. Results go to standard
+output, everything else to standard error.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +18,9 @@ from switchgear.daemon.thermal.zones import SYSFS_ROOT, find_sensors, read_senso
 from switchgear.fingerprints.measurement import TESTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from switchgear.daemon.cli.fingerprint_daemon import Daemon, Known
     from switchgear.fingerprints.profile import Profile
     from switchgear.fingerprints.runner import Progress
     from switchgear.fingerprints.store import ProfileStore
@@ -47,7 +52,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     run.add_argument(
         "--test", action="append", choices=TESTS, help="only this one (may be repeated)"
     )
-    run.add_argument("--delegate", metavar="LIB", default="", help="the NPU's TFLite delegate")
+    run.add_argument(
+        "--delegate", metavar="LIB", default="", help="the NPU's TFLite delegate (no daemon)"
+    )
     run.add_argument(
         "--sysfs", type=Path, default=SYSFS_ROOT, metavar="DIR", help=argparse.SUPPRESS
     )
@@ -102,14 +109,47 @@ def _verb(
         "--store",
         type=Path,
         metavar="DIR",
-        help="the folder of the profile (else the daemon's)",
+        help="the folder of the profile, without a daemon (else the daemon's folder)",
+    )
+    parser.add_argument("--socket", metavar="PATH", help="the daemon's socket")
+    parser.add_argument(
+        "--no-daemon", action="store_true", help="do without a daemon, even if one answers"
     )
     parser.set_defaults(run=run)
     return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from switchgear.fingerprints.dump import render
+    with _daemon(arguments) as daemon:
+        if daemon is None:
+            return _run_here(arguments)
+
+        return _run_there(daemon, arguments)
+
+
+def _run_there(daemon: Daemon, arguments: argparse.Namespace) -> int:
+    """The daemon measures, where and when it disturbs nobody."""
+    shown = ProgressLines(sys.stderr.isatty())
+    try:
+        done = daemon.run(
+            quick=arguments.quick,
+            force=arguments.force,
+            tests=arguments.test or (),
+            progress=shown.phase,
+        )
+    except KeyboardInterrupt:
+        shown.end()
+        _say("interrupted")
+        return FAILED
+
+    shown.end()
+    for problem in done.problems:
+        _say(problem)
+
+    return _print_outcome(daemon.known().profile, done.measured, done.saved, arguments)
+
+
+def _run_here(arguments: argparse.Namespace) -> int:
     from switchgear.fingerprints.refresh import Surroundings, refresh
     from switchgear.fingerprints.runner import Plan
 
@@ -140,33 +180,47 @@ def _run(arguments: argparse.Namespace) -> int:
     for problem in (*sensors.problems, *done.problems):
         _say(problem)
 
-    for test, reasons in done.stale.items():
-        _say(f"{test}: {'; '.join(reasons[:3])}")
-
-    if done.profile is None:
+    if done.measured_elsewhere:
+        _say("nothing was measured")
         return FAILED
 
-    if not done.stale:
+    return _print_outcome(done.profile, done.stale, done.saved, arguments)
+
+
+def _print_outcome(
+    profile: Profile | None,
+    measured: Mapping[str, Sequence[str]],
+    saved: bool,
+    arguments: argparse.Namespace,
+) -> int:
+    """The profile, and why it was measured; success when it is stored."""
+    from switchgear.fingerprints.dump import render
+
+    for test, reasons in measured.items():
+        _say(f"{test}: {'; '.join(reasons[:3])}")
+
+    if profile is None:
+        return FAILED
+
+    if not measured:
         _say("nothing has changed: --force measures again")
 
-    print(render(done.profile, "json" if arguments.json else "table"), end="")
-    stored = done.saved or (not done.stale and not done.measured_elsewhere)
-    return DONE if stored else FAILED
+    print(render(profile, "json" if arguments.json else "table"), end="")
+    return DONE if saved or not measured else FAILED
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from switchgear.fingerprints.dump import render
-    from switchgear.fingerprints.key import current_key, stale_parts
 
-    profile = _stored(_store(arguments))
-    if profile is None:
+    known = _known(arguments)
+    if known.profile is None:
         return FAILED
 
     if arguments.json:
-        print(render(profile, "json"), end="")
+        print(render(known.profile, "json"), end="")
         return DONE
 
-    print(render(profile, "table"), end="")
+    print(render(known.profile, "table"), end="")
     readings = [read_sensor(sensor) for sensor in find_sensors(arguments.sysfs).sensors]
     if readings:
         print("\nTemperatures now")
@@ -176,14 +230,7 @@ def _show(arguments: argparse.Namespace) -> int:
         text = f"{value / 1000:.1f} C" if value is not None else f"none: {reading.reason}"
         print(f"  {reading.zone_id:<26} {text}"[:80])
 
-    # What the delegate's file was is in the stored key; whether it changed is for `run` to say.
-    delegates = [
-        name.removeprefix("file:")
-        for name in profile.key.parts.get("npu_utilisation", {})
-        if name.startswith("file:")
-    ]
-    stale = stale_parts(profile.key, current_key(npu_libraries=delegates))
-    for test, reasons in stale.items():
+    for test, reasons in known.stale.items():
         _say(f"{test} is out of date: {'; '.join(reasons[:3])}")
 
     return DONE
@@ -192,7 +239,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def _dump(arguments: argparse.Namespace) -> int:
     from switchgear.fingerprints.dump import render
 
-    profile = _stored(_store(arguments))
+    profile = _known(arguments).profile
     if profile is None:
         return FAILED
 
@@ -206,7 +253,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     from switchgear.fingerprints.diff import compare, to_table
 
     old = _from_file(arguments.old)
-    new = _from_file(arguments.new) if arguments.new else _stored(_store(arguments))
+    new = _from_file(arguments.new) if arguments.new else _known(arguments).profile
     if old is None or new is None:
         return FAILED
 
@@ -217,6 +264,44 @@ def _diff(arguments: argparse.Namespace) -> int:
         print(to_table(difference, everything=arguments.all), end="")
 
     return DONE
+
+
+@contextmanager
+def _daemon(arguments: argparse.Namespace) -> Iterator[Daemon | None]:
+    """The daemon to ask, or None: none answers, or what was typed is not for it.
+
+    A folder, a delegate or sensors of the caller's own are not the daemon's.
+    """
+    own = arguments.no_daemon or arguments.store is not None
+    own = own or bool(getattr(arguments, "delegate", ""))
+    own = own or getattr(arguments, "sysfs", SYSFS_ROOT) != SYSFS_ROOT
+    if own:
+        yield None
+        return
+
+    from switchgear.daemon.cli.fingerprint_daemon import reached
+
+    with reached(arguments.socket) as daemon:
+        yield daemon
+
+
+def _known(arguments: argparse.Namespace) -> Known:
+    """What the daemon knows, else what is stored; what is in the way of a profile is told."""
+    with _daemon(arguments) as daemon:
+        if daemon is None:
+            return _stored(_store(arguments))
+
+        known = daemon.known()
+
+    for problem in known.problems:
+        _say(problem)
+
+    if known.measuring:
+        _say("the daemon is measuring this device now")
+    elif known.profile is None:
+        _say("the daemon has no profile: measure one with `switchgear fingerprint run`")
+
+    return known
 
 
 def _store(arguments: argparse.Namespace) -> ProfileStore:
@@ -230,17 +315,34 @@ def _store(arguments: argparse.Namespace) -> ProfileStore:
     return ProfileStore(state_dir())
 
 
-def _stored(store: ProfileStore) -> Profile | None:
-    loaded = store.load()
-    if loaded.problem is not None:
-        place = (
-            f" (set aside as {loaded.problem.set_aside})" if loaded.problem.set_aside else ""
-        )
-        _say(f"the stored profile cannot be used: {loaded.problem.text}{place}")
-    elif loaded.profile is None:
-        _say(f"no profile in {store.folder}: measure one with `switchgear fingerprint run`")
+def _stored(store: ProfileStore) -> Known:
+    from switchgear.daemon.cli.fingerprint_daemon import Known
+    from switchgear.fingerprints.refresh import staleness, told
+    from switchgear.fingerprints.runner import Plan
 
-    return loaded.profile
+    loaded = store.load()
+    problems = told(loaded)
+    for problem in problems:
+        _say(problem)
+
+    profile = loaded.profile
+    if profile is None:
+        if not problems:
+            _say(f"no profile in {store.folder}: `switchgear fingerprint run` measures one")
+
+        return Known(None, {}, False, problems)
+
+    # Which delegate it was is in the stored key; whether another is wanted is for `run` to say.
+    delegate = next(
+        (
+            name.removeprefix("file:")
+            for name in profile.key.parts.get("npu_utilisation", {})
+            if name.startswith("file:")
+        ),
+        "",
+    )
+    _, stale = staleness(profile, Plan(quick=True, delegate=delegate))
+    return Known(profile, {test: list(why) for test, why in stale.items()}, False, problems)
 
 
 def _from_file(path: Path) -> Profile | None:
@@ -273,15 +375,24 @@ class ProgressLines:
         self._last = ""
 
     def update(self, progress: Progress) -> None:
+        """What a run in this process does."""
         what = " ".join(filter(None, (progress.test, progress.device)))
+        self.show(f"{progress.test}: {progress.text}", progress.done, what)
+
+    def phase(self, text: str, done: float) -> None:
+        """What a daemon's run does; the reasons to wait change with every look."""
+        self.show(text, done, text.partition(":")[0] if text.startswith("waiting") else text)
+
+    def show(self, text: str, done: float, what: str) -> None:
+        """`done` is the share of the whole; `what` tells the steps apart."""
         if self._terminal:
-            full = round(progress.done * _BAR_CELLS)
+            full = round(done * _BAR_CELLS)
             bar = "#" * full + "-" * (_BAR_CELLS - full)
-            line = f"[{bar}] {progress.done:4.0%} {progress.test}: {progress.text}"
+            line = f"[{bar}] {done:4.0%} {text}"
             sys.stderr.write(f"\r{line[:79]:<79}")
             sys.stderr.flush()
         elif what != self._last:
-            _say(f"{progress.done:4.0%} {progress.test}: {progress.text}")
+            _say(f"{done:4.0%} {text}")
 
         self._last = what
 
