@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_daemon import FakeDaemon, FakeSession, hold, model_bytes, tensor
+from fake_daemon import FakeDaemon, FakeSession, collected, hold, model_bytes, tensor
 
 from switchgear.client.aio import Client, Session, connect
 from switchgear.client.aio.control import AsyncControl
@@ -36,12 +35,9 @@ Work = Callable[[FakeDaemon, Client], Awaitable[None]]
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
-    with FakeDaemon(tmp_path / "s.sock") as served:
+    with collected(), FakeDaemon(tmp_path / "s.sock") as served:
         yield served
         assert served.violations == []
-
-    # What pytest.raises caught keeps frames, and with them sessions, in reference cycles.
-    gc.collect(1)
 
 
 def in_loop(daemon: FakeDaemon, work: Work) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_daemon import FakeDaemon, VarlinkError, model_bytes, tensor
+from fake_daemon import FakeDaemon, VarlinkError, collected, model_bytes, tensor
 
 from switchgear.client import Client, Progress, connect, default_socket, wire
 from switchgear.client.control import Control
@@ -41,11 +40,8 @@ ONES = [1.0, 1, 1, 1]
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
-    with FakeDaemon(tmp_path / "s.sock") as served:
+    with collected(), FakeDaemon(tmp_path / "s.sock") as served:
         yield served
-
-    # What pytest.raises caught keeps frames, and with them connections, in reference cycles.
-    gc.collect(1)
 
 
 @pytest.fixture

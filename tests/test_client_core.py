@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import gc
 import math
 import os
 import struct
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_daemon import tensor
+from fake_daemon import collected, tensor
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -232,12 +231,12 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
         rigs.append(Rig(*args, **kwargs))
         return rigs[-1]
 
-    yield make
-    for rig in rigs:
-        rig.close()
+    with collected():
+        yield make
+        for rig in rigs:
+            rig.close()
 
-    rigs.clear()
-    gc.collect(1)
+        rigs.clear()
 
 
 ADD_ONE = ((tensor("x"),), (tensor("y"),))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_daemon import FakeDaemon, FakeSession, hold, model_bytes, tensor
+from fake_daemon import FakeDaemon, FakeSession, collected, hold, model_bytes, tensor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -39,12 +39,9 @@ ONES = [1.0, 1, 1, 1]
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
-    with FakeDaemon(tmp_path / "s.sock") as served:
+    with collected(), FakeDaemon(tmp_path / "s.sock") as served:
         yield served
         assert served.violations == []
-
-    # What pytest.raises caught keeps frames, and with them sessions, in reference cycles.
-    gc.collect(1)
 
 
 @pytest.fixture
@@ -221,7 +218,7 @@ def test_a_slot_is_taken_until_its_result_is(daemon: FakeDaemon, session: Sessio
 
     # A slot whose request nobody has any more is free again.
     del third
-    gc.collect(1)
+    gc.collect()
     assert session.run(input=ONES, timeout_s=10)["output"][0] == 2
     assert first.result()["output"].tolist() == [2, 2, 2, 2]
 
