@@ -107,7 +107,7 @@ def probe(backend: str, limit_s: float = _PROBE_LIMIT_S) -> Check:
     try:
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        output, errors = b"", b""
+        output = b""
         death = f"the probe did not end within {limit_s:g} s"
     except BaseException:
         _end(process)
@@ -119,8 +119,7 @@ def probe(backend: str, limit_s: float = _PROBE_LIMIT_S) -> Check:
     try:
         answer = json.loads(output)
     except ValueError:
-        text = death or "the probe ended without an answer"
-        return Check(backend, MISSING, text, _fix_of_crash(backend), required=backend == "cpu")
+        return Check(backend, MISSING, death, _fix_of_crash(backend), required=backend == "cpu")
 
     return _noted(backend, _check_of(backend, answer))
 
@@ -149,7 +148,10 @@ def _noted(backend: str, check: Check) -> Check:
 def _death(status: int, errors: bytes) -> str:
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
     said = f": {lines[-1].strip()}" if lines else ""
-    if status >= 0:
+    if status == 0:
+        return f"a driver ended the probe, or wrote into its answer{said}"
+
+    if status > 0:
         return f"the probe ended with status {status}{said}"
 
     try:
@@ -203,7 +205,7 @@ def render(checks: list[Check]) -> str:
 def headline(checks: list[Check]) -> str:
     stopping = [check.name for check in checks if check.required and check.state != OK]
     if stopping:
-        return f"NOT FINE: no daemon can serve here before this is fixed: {', '.join(stopping)}"
+        return cut(f"NOT FINE: a daemon cannot serve here: {', '.join(stopping)}")
 
     ready = [check.name for check in checks if check.name in BACKENDS and check.state == OK]
     lacking = [check.name for check in checks if check.state == MISSING]

@@ -46,7 +46,12 @@ def npu(dev: Path = Path("/dev")) -> Check:
 
     closed = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
     if closed:
-        return Check("npu", MISSING, f"this user may not open {closed[0]}", _open_to(closed[0]))
+        return Check(
+            "npu",
+            MISSING,
+            f"this user may not open {closed[0]}",
+            opening(closed[0], os.stat(closed[0])),
+        )
 
     return Check("npu", OK, ", ".join(nodes))
 
@@ -60,15 +65,19 @@ def render_nodes(dev: Path = Path("/dev")) -> Check:
 
     closed = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
     if closed:
-        return Check(name, MISSING, f"this user may not open {closed[0]}", _open_to(closed[0]))
+        return Check(
+            name,
+            MISSING,
+            f"this user may not open {closed[0]}",
+            opening(closed[0], os.stat(closed[0])),
+        )
 
     return Check(name, OK, ", ".join(nodes))
 
 
-def _open_to(node: str) -> str:
+def opening(node: str, status: os.stat_result) -> str:
     """What lets this user open a device node: its group where that may, else a rule for it."""
     user = user_name(os.geteuid())
-    status = os.stat(node)
     if status.st_mode & stat.S_IRGRP and status.st_mode & stat.S_IWGRP and status.st_gid:
         return (
             as_root(f"usermod -aG {_group_name(status.st_gid)} {user}") + ", then log in again"
@@ -154,7 +163,7 @@ def daemon(named: str | None) -> Check:
         with connect(path, reconnect=False) as client:
             info = client.info()
     except NotRunning as error:
-        return Check("daemon", MISSING, error.text.partition(";")[0], _start())
+        return Check("daemon", MISSING, error.text.partition(";")[0], _start(named))
     except SwitchgearError as error:
         return Check("daemon", MISSING, f"{error.name}: {error.text}", "")
 
@@ -162,7 +171,10 @@ def daemon(named: str | None) -> Check:
     return Check("daemon", OK, f"{info['version']}, pid {info['pid']}, {state}, on {path}")
 
 
-def _start() -> str:
+def _start(named: str | None) -> str:
+    if named:
+        return f"switchgear serve --socket {shlex.quote(named)}"
+
     has_unit = any(Path(folder, "switchgear.service").exists() for folder in _UNITS)
     return as_root("systemctl start switchgear") if has_unit else "switchgear serve"
 
