@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -148,6 +149,10 @@ class Child:
 
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
+        # What it started and left behind; until it is reaped, its group is no other's.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
         returncode = self._popen.wait()
         for pipe, read in (
             (self._popen.stderr, self._read_stderr),
