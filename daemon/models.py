@@ -215,9 +215,9 @@ class Models:
         begin_ns = monotonic_ns()
         timeline: list[tuple[str, int, int]] = []
 
-        def mark(step: str, duration_us: int) -> None:
-            now_us = (monotonic_ns() - begin_ns) // 1000
-            timeline.append((step, max(0, now_us - duration_us), duration_us))
+        def mark(step: str, duration_us: int, ended_us_ago: int = 0) -> None:
+            end_us = (monotonic_ns() - begin_ns) // 1000 - ended_us_ago
+            timeline.append((step, max(0, end_us - duration_us), duration_us))
 
         stored = await self._copy(job, fd, size, uid)
         try:
@@ -340,8 +340,8 @@ class Models:
             load_us = int(result.get("load_us", 0))
             run_us = int(result.get("first_run_us", 0))
             waited_us = (monotonic_ns() - start_ns) // 1000
-            mark("start worker", max(0, waited_us - load_us - run_us))
-            mark("compile", load_us)
+            mark("start worker", max(0, waited_us - load_us - run_us), load_us + run_us)
+            mark("compile", load_us, run_us)
             mark("first run", run_us)
 
         model.backends["cpu"] = "ready"
