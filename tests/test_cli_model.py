@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,19 @@ def test_generated_models_load_by_name(daemon: DaemonProcess) -> None:
     assert model["operators"] == {"ADD": 1, "MUL": 1}
     assert model["backends"] == {"cpu": "ready"}
     assert switchgear("model", "unload", "pair", "--socket", daemon.socket).returncode == 0
+
+
+def test_steps_of_a_load_follow_each_other(daemon: DaemonProcess) -> None:
+    model = switchgear_json("model", "load", "generated:slow_100_ms", "--socket", daemon.socket)
+    steps = model["timeline"]
+    names = ["copy", "hash", "validate", "start worker", "compile", "first run"]
+    assert [step["name"] for step in steps] == names
+    for before, after in itertools.pairwise(steps):
+        # Each is rounded down to microseconds.
+        end_ms = before["start_ms"] + before["duration_ms"]
+        assert after["start_ms"] >= end_ms - 0.01, (before, after)
+
+    assert steps[-1]["duration_ms"] > 1
 
 
 def test_check_runs_it_on_each_backend(daemon: DaemonProcess) -> None:

@@ -46,10 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 
     options = parser.parse_args(arguments)
     if options.version:
-        import switchgear
-
-        print(f"switchgear {switchgear.__version__}")
-        return 0
+        options.run = _print_version
 
     if not hasattr(options, "run"):
         parser.print_help(sys.stderr)
@@ -78,6 +75,13 @@ def _run(options: argparse.Namespace) -> int:
         return 1
 
     return status
+
+
+def _print_version(options: argparse.Namespace) -> int:
+    import switchgear
+
+    print(f"switchgear {switchgear.__version__}")
+    return 0
 
 
 def _tell(options: argparse.Namespace, error: Exception) -> None:
