@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_daemon import FakeDaemon, FakeSession, collected, hold, model_bytes, tensor
+from fake_daemon import FakeDaemon
+from fake_session import FakeSession, collected, hold, model_bytes, tensor
 
 from switchgear.client.aio import Client, Session, connect
 from switchgear.client.aio.control import AsyncControl

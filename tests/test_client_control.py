@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_daemon import FakeDaemon, VarlinkError, collected, model_bytes, tensor
+from fake_daemon import FakeDaemon, VarlinkError
+from fake_session import collected, model_bytes, tensor
 
 from switchgear.client import Client, Progress, connect, default_socket, wire
 from switchgear.client.control import Control

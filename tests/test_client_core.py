@@ -1,173 +1,35 @@
-"""The client without I/O: who owns which slot, tensors in and out, replies to exceptions."""
+"""An opened session without I/O: records, results, replies as exceptions."""
 
 from __future__ import annotations
 
-import array
 import math
 import os
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-from fake_daemon import collected, tensor
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from fake_session import collected, tensor
 
-from switchgear.client import tensors
 from switchgear.client.core import Opened, SessionCore
 from switchgear.client.request import PLAIN, Pending, request_options
 from switchgear.client.result import ReplyFields
-from switchgear.client.table import RequestTable
-from switchgear.client.tensors import Target
 from switchgear.ipc import arena
-from switchgear.ipc.dtypes import DTYPES
 from switchgear.ipc.errors import (
     BackendFailed,
     BadInput,
     BadRequest,
-    BadSlot,
     Busy,
     ConnectionLost,
     InternalError,
     ProtocolError,
     ShuttingDown,
-    SlotBusy,
     StateLost,
     SwitchgearError,
     UnsupportedModel,
 )
-from switchgear.ipc.record import NO_SLOT, Flag, Kind, Record
+from switchgear.ipc.record import Flag, Kind, Record
 from switchgear.ipc.slot import SlotEntry, TensorSpec, pack_error, pack_header
-
-SLOTS = 3
-OUTPUT_SLOTS = 6
-
-
-class TableMachine(RuleBasedStateMachine):
-    """Any order of takes, submits, replies (in any output slot) and releases."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table: RequestTable[str] = RequestTable(SLOTS, OUTPUT_SLOTS)
-        self.held: set[int] = set()
-        self.flying: dict[int, int] = {}
-        self.ended: list[int] = []
-        self.next_id = 1
-
-    @rule()
-    def take(self) -> None:
-        slot = self.table.take()
-        if slot is None:
-            assert len(self.held) + len(self.flying) == SLOTS
-        else:
-            assert slot not in self.held
-            assert slot not in self.flying.values()
-            self.held.add(slot)
-
-    @rule(slot=st.integers(-1, SLOTS))
-    def take_one(self, slot: int) -> None:
-        if not 0 <= slot < SLOTS:
-            with pytest.raises(BadSlot):
-                self.table.take_slot(slot)
-        elif slot in self.held or slot in self.flying.values():
-            with pytest.raises(SlotBusy):
-                self.table.take_slot(slot)
-        else:
-            self.table.take_slot(slot)
-            self.held.add(slot)
-
-    @rule(data=st.data())
-    def begin(self, data: st.DataObject) -> None:
-        if not self.held:
-            return
-
-        slot = data.draw(st.sampled_from(sorted(self.held)))
-        owned = self.table.outputs[slot]
-        given = self.table.begin(self.next_id, f"request {self.next_id}", slot)
-        assert given == owned
-        self.held.remove(slot)
-        self.flying[self.next_id] = slot
-        self.next_id += 1
-
-    @rule(data=st.data())
-    def begin_twice(self, data: st.DataObject) -> None:
-        if self.flying:
-            slot = data.draw(st.sampled_from(sorted(self.flying.values())))
-            with pytest.raises(SlotBusy):
-                self.table.begin(self.next_id, "second", slot)
-
-    @rule(data=st.data())
-    def withdraw(self, data: st.DataObject) -> None:
-        if self.flying:
-            request_id = data.draw(st.sampled_from(sorted(self.flying)))
-            given = self.table.in_flight[request_id][2]
-            # As directly after begin, while no reply has given the output slot to another.
-            if given not in self.table.outputs:
-                self.table.withdraw(request_id)
-                self.held.add(self.flying.pop(request_id))
-
-    @rule(data=st.data())
-    def reply(self, data: st.DataObject) -> None:
-        if not self.flying:
-            return
-
-        request_id = data.draw(st.sampled_from(sorted(self.flying)))
-        daemons = sorted(set(range(OUTPUT_SLOTS)) - set(self.table.outputs))
-        output = data.draw(st.sampled_from(daemons))
-        assert self.table.finish(request_id, output) == f"request {request_id}"
-        slot = self.flying.pop(request_id)
-        assert self.table.outputs[slot] == output
-        self.ended.append(request_id)
-        self.held.add(slot)
-
-    @rule(output=st.integers(0, OUTPUT_SLOTS), data=st.data())
-    def reply_that_breaks_the_protocol(self, output: int, data: st.DataObject) -> None:
-        # To a request that has ended or never was.
-        request_id = data.draw(st.sampled_from([*self.ended, self.next_id]))
-        with pytest.raises(ProtocolError):
-            self.table.finish(request_id, output)
-
-        # With an output slot that the client owns, or that is none.
-        if self.flying:
-            flying = data.draw(st.sampled_from(sorted(self.flying)))
-            clients = [o for o in self.table.outputs if o != NO_SLOT]
-            wrong = data.draw(st.sampled_from([*clients, OUTPUT_SLOTS, NO_SLOT]))
-            with pytest.raises(ProtocolError):
-                self.table.finish(flying, wrong)
-
-    @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
-        if self.held:
-            slot = data.draw(st.sampled_from(sorted(self.held)))
-            self.held.remove(slot)
-            self.table.give_back(slot)
-
-    @rule()
-    def end(self) -> None:
-        """All requests in flight end, each once; a new session begins."""
-        ended = self.table.end()
-        assert sorted(ended) == sorted(f"request {n}" for n in self.flying)
-        assert self.table.end() == []
-        self.__init__()  # type: ignore[misc]
-
-    @invariant()
-    def slots_are_a_partition(self) -> None:
-        assert self.table.free + len(self.held) + len(self.flying) == SLOTS
-        assert set(self.table.in_flight) == set(self.flying)
-        assert len(set(self.ended)) == len(self.ended)
-
-    @invariant()
-    def the_client_owns_one_output_slot_for_each_slot_at_rest(self) -> None:
-        owned = [output for output in self.table.outputs if output != NO_SLOT]
-        assert len(set(owned)) == len(owned) == SLOTS - len(self.flying)
-
-
-TestRequestTable = TableMachine.TestCase
-TestRequestTable.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 class Rig:
@@ -582,115 +444,6 @@ def test_a_layout_that_does_not_fit_the_tensors_is_refused(
 
     with pytest.raises(UnsupportedModel, match="string"):
         SessionCore(Opened(1, 1, 2, layout, unknown, outputs, False), memory)
-
-
-# Tensors, with numpy and without.
-
-
-@pytest.fixture(params=["numpy", "memoryview"])
-def _views(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    tensors.numpy_module.cache_clear()
-    if request.param == "memoryview":
-        monkeypatch.setitem(sys.modules, "numpy", None)
-
-    yield
-    tensors.numpy_module.cache_clear()
-
-
-def target_of(dtype: str, shape: tuple[int, ...]) -> tuple[Target, bytearray]:
-    spec = tensor("x", dtype, shape)
-    memory = bytearray(spec.capacity_bytes)
-    return Target(spec, memoryview(memory)), memory
-
-
-@pytest.mark.usefixtures("_views")
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_a_view_has_format_and_shape_and_shares_the_memory(dtype: str) -> None:
-    target, memory = target_of(dtype, (2, 3))
-    view: Any = target.view
-
-    assert bytes(memoryview(view).cast("B")) == bytes(len(memory))
-    memory[0] = 1
-    copied: Any = tensors.copy_of(view)
-    memory[0] = 0
-
-    assert bytes(memoryview(view).cast("B"))[0] == 0
-    assert bytes(memoryview(copied).cast("B"))[0] == 1
-    assert tuple(view.shape)[:2] == tuple(copied.shape)[:2] == (2, 3)
-
-
-@pytest.mark.usefixtures("_views")
-@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1, 1, 1)])
-def test_views_of_scalars_and_of_nothing(shape: tuple[int, ...]) -> None:
-    target, memory = target_of("float32", shape)
-
-    view: Any = target.view
-    assert memoryview(view).nbytes == len(memory)
-    tensors.copy_of(view)
-
-
-@pytest.mark.usefixtures("_views")
-@pytest.mark.parametrize(
-    "value",
-    [
-        array.array("f", [1, 2, 3, 4, 5, 6]),
-        struct.pack("<6f", 1, 2, 3, 4, 5, 6),
-        bytearray(struct.pack("<6f", 1, 2, 3, 4, 5, 6)),
-        memoryview(struct.pack("<6f", 1, 2, 3, 4, 5, 6)).cast("f", (2, 3)),
-        np.array([[1, 2, 3], [4, 5, 6]], np.float32),
-        np.array([[1, 4], [2, 5], [3, 6]], np.float32).T,
-        [[1, 2, 3], [4, 5, 6]],
-        ((1.0, 2, 3), [4, 5, 6.0]),
-    ],
-    ids=["array", "bytes", "bytearray", "memoryview", "numpy", "strided", "list", "tuple"],
-)
-def test_what_has_the_right_size_and_format_is_accepted(value: Any) -> None:
-    target, memory = target_of("float32", (2, 3))
-    target.write(value)
-
-    assert struct.unpack("<6f", memory) == (1, 2, 3, 4, 5, 6)
-
-
-@pytest.mark.usefixtures("_views")
-@pytest.mark.parametrize(
-    ("dtype", "value", "said"),
-    [
-        ("float32", np.zeros((2, 3), np.float64), "dtype float64.*takes float32 .2, 3.*24 b"),
-        ("float32", np.zeros((2, 3), np.int32), "dtype int32"),
-        ("float32", np.zeros((2, 3), ">f4"), "dtype"),
-        ("float32", np.zeros((3, 2), np.float32), r"shape \[3, 2\]"),
-        ("float32", array.array("d", [0] * 6), "dtype float64"),
-        ("float32", array.array("f", [0] * 5), "20 bytes"),
-        ("float32", bytes(23), "23 bytes"),
-        ("float32", bytes(25), "25 bytes"),
-        ("float32", "123456", "is a str"),
-        ("float32", None, "is a NoneType"),
-        ("float32", [[1, 2, 3]], "list of another shape"),
-        ("float32", [[1, 2, 3], [4, 5]], "list of another shape"),
-        ("float32", [[1, 2, 3], [4, 5, "6"]], "str where a number"),
-        ("uint8", [[1, 2, 3], [4, 5, 300]], "does not fit"),
-        ("uint8", [[1, 2, 3], [4, 5, 6.5]], "does not fit"),
-        ("int64", np.zeros((2, 3), np.uint64), "dtype uint64"),
-        ("complex64", [[1, 2, 3], [4, 5, 6]], "give an array"),
-    ],
-)
-def test_what_does_not_fit_is_named(dtype: str, value: Any, said: str) -> None:
-    target, memory = target_of(dtype, (2, 3))
-
-    with pytest.raises(BadInput, match=f"input 'x'.*{said}"):
-        target.write(value)
-
-    assert memory == bytes(len(memory))
-
-
-@pytest.mark.usefixtures("_views")
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_arrays_of_each_dtype_go_in(dtype: str) -> None:
-    target, memory = target_of(dtype, (2, 3))
-    value = np.arange(6).reshape(2, 3).astype(dtype)
-    target.write(value)
-
-    assert bytes(memory) == value.tobytes()
 
 
 def test_missing_and_unknown_inputs_are_named(make_rig: Callable[..., Rig]) -> None:
