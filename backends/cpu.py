@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
+import errno
 import importlib
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
 
 from switchgear.backends.contract import Instance, LoadRequest, ModelInfo, Shape
+from switchgear.backends.cpu_memory import fixed_memory, is_allocated
+from switchgear.backends.tflite_file import read_facts
 from switchgear.ipc.dtypes import DTYPES
-from switchgear.ipc.errors import BadShape, DriverError, OutputTooLarge, UnsupportedModel
+from switchgear.ipc.errors import (
+    BadShape,
+    DriverError,
+    OutputTooLarge,
+    SwitchgearError,
+    UnsupportedModel,
+)
 from switchgear.ipc.slot import MAX_RANK, MAX_TENSORS, SlotEntry, TensorSpec
 
 # The engines that have this interpreter, the preferred one first.
@@ -22,7 +30,12 @@ ENGINES: Final = (
     ("ai-edge-litert", "ai_edge_litert.interpreter"),
     ("tflite-runtime", "tflite_runtime.interpreter"),
 )
-STATE_OPERATORS: Final = frozenset({"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"})
+# How the engine says that it lacks an operator: at construction one of the schema's, at
+# allocation a custom one.
+_LACKING: Final = re.compile(
+    r"Didn't find op for builtin opcode '(?P<builtin>\w+)' version '(?P<version>\d+)'"
+    r"|unresolved custom op: (?P<custom>\S+?)\.?(?:\s|$)"
+)
 MAX_NAME_CHARACTERS: Final = 256
 # Room for an output whose size depends on the input: this many times the largest seen.
 DYNAMIC_HEADROOM: Final = 4
@@ -32,6 +45,32 @@ DYNAMIC_MINIMUM_BYTES: Final = 65536
 def _engine_error(error: BaseException) -> DriverError:
     # The interpreter has one error code and says the rest in text.
     return DriverError("tflite", 1, "ERROR", str(error).strip()[:2000])
+
+
+def _refusal(error: BaseException, request: LoadRequest) -> DriverError | SwitchgearError:
+    """What a failed construction or allocation means."""
+    text = str(error).strip()[:2000]
+    if not text:
+        # Whatever else it refuses it gives a reason for.
+        return DriverError("errno", errno.ENOMEM, "ENOMEM", "no memory for the tensors")
+
+    found = _LACKING.search(text)
+    if found is None:
+        if request.shapes:
+            return BadShape(f"the engine refuses these shapes: {text}")
+
+        return _engine_error(error)
+
+    if found["builtin"]:
+        lacking = f"{found['builtin']} in version {found['version']}"
+    else:
+        # The engine stops at the first one; these are all that may be lacking.
+        lacking = f"{found['custom']}"
+        others = [n for n in read_facts(request.path).custom_operators if n != lacking]
+        if others:
+            lacking += f"; the model's other custom operators are {', '.join(others)}"
+
+    return UnsupportedModel(f"the engine has no operator {lacking}"[:2000])
 
 
 def installed_engine() -> tuple[str, str, Any]:
@@ -72,9 +111,10 @@ class CpuBackend:
         return check_known_answer(self)
 
     def interpreter(self, path: str, *, delegates: bool = True) -> Any:
-        """A new interpreter for the model at `path`.
+        """A new interpreter for the model at `path`; its tensors are not allocated yet.
 
-        :raises DriverError: the engine cannot parse it or lacks an operator.
+        :raises DriverError: the engine cannot parse it.
+        :raises UnsupportedModel: it lacks an operator.
         """
         resolver = self._module.OpResolverType
         kind = resolver.AUTO if delegates else resolver.BUILTIN_WITHOUT_DEFAULT_DELEGATES
@@ -85,7 +125,7 @@ class CpuBackend:
                 experimental_op_resolver_type=kind,
             )
         except (ValueError, RuntimeError, OSError) as error:
-            raise _engine_error(error) from None
+            raise _refusal(error, LoadRequest(path)) from None
 
         return interpreter
 
@@ -146,11 +186,16 @@ class CpuInstance:
         # Neither reset_all_variables nor allocate_tensors clears the variables; a new
         # interpreter does.
         interpreter = self._backend.interpreter(self._request.path)
+        for details in (*interpreter.get_input_details(), *interpreter.get_output_details()):
+            # Of strings the engine makes views that crash.
+            _dtype_name(details)
+
         self._resize(interpreter)
         try:
             interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
-            raise _engine_error(error) from None
+            # Not by a name: the traceback would keep the interpreter in a cycle.
+            raise _refusal(error, self._request) from None
 
         self._interpreter = interpreter
         # The wrapper's own invoke only counts references first, to find views; there are none.
@@ -160,7 +205,7 @@ class CpuInstance:
         self._outputs = interpreter.get_output_details()
         self._in = [interpreter.tensor(d["index"]) for d in self._inputs]
         self._out = [interpreter.tensor(d["index"]) for d in self._outputs]
-        self._memory = _fixed_memory(self._in, self._out)
+        self._memory = fixed_memory(self._in, self._out)
 
     def _resize(self, interpreter: Any) -> None:
         inputs = interpreter.get_input_details()
@@ -218,10 +263,10 @@ class CpuInstance:
             for name, details in zip(in_names, self._inputs, strict=True)
         )
         outputs = tuple(
-            self._spec(name, details, dynamic=not _allocated(get, details))
+            self._spec(name, details, dynamic=not is_allocated(get, details))
             for name, details, get in zip(out_names, self._outputs, self._out, strict=True)
         )
-        state = not STATE_OPERATORS.isdisjoint(operators)
+        state = read_facts(self._request.path).state
         return ModelInfo(inputs, outputs, source, state, dict(operators))
 
     @staticmethod
@@ -331,8 +376,9 @@ class CpuInstance:
         raise DriverError("tflite", 1, "ERROR", f"no output tensor {details['index']}")
 
     def close(self) -> None:
+        # Each of these keeps the interpreter alive.
         self._memory = None
-        self._interpreter = None
+        self._interpreter = self._invoke = None
         self._in = []
         self._out = []
 
@@ -348,53 +394,6 @@ def _precision(interpreter: Any) -> str:
 
     floats = (np.float32, np.float16, np.float64, np.complex64)
     return "fp32" if any(d["dtype"] in floats for d in tensors) else "none"
-
-
-@dataclass(frozen=True, slots=True)
-class _FixedMemory:
-    """The engine's own bytes of each input and output, which stay where they are."""
-
-    inputs: tuple[memoryview, ...]
-    outputs: tuple[memoryview, ...]
-
-
-def _fixed_memory(inputs: Sequence[Any], outputs: Sequence[Any]) -> _FixedMemory | None:
-    """The memory of all tensors, or None where some may move or have no view.
-
-    An engine plans its memory anew only behind an operator whose output size is known at run
-    time, and leaves everything behind the first one without memory until then. So where every
-    output has memory before the first run, nothing moves.
-    """
-    views = []
-    for get in (*inputs, *outputs):
-        try:
-            array = get()
-        except ValueError:
-            return None
-
-        if not isinstance(array, np.ndarray) or array.ndim == 0 or array.size == 0:
-            return None
-
-        # By address: a view of the array itself would keep the engine from running.
-        address, _ = array.__array_interface__["data"]
-        views.append(
-            memoryview((ctypes.c_ubyte * array.nbytes).from_address(address)).cast("B")
-        )
-
-    return _FixedMemory(tuple(views[: len(inputs)]), tuple(views[len(inputs) :]))
-
-
-def _allocated(get: Any, details: Any) -> bool:
-    """Whether an output has its memory, and so its size, before the first run."""
-    if math.prod(int(d) for d in details["shape"]) == 0:
-        return False
-
-    try:
-        get()
-    except ValueError:
-        return False
-
-    return True
 
 
 def check_shape(name: str, shape: Shape, signature: Shape) -> None:

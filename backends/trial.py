@@ -19,8 +19,11 @@ FILL_VALUES: Final = (0, 1)
 def _fill(spec: TensorSpec, value: int) -> memoryview:
     import numpy as np
 
-    count = spec.capacity_bytes // np.dtype(spec.dtype).itemsize
-    return memoryview(bytearray(np.full(count, value, dtype=spec.dtype).tobytes()))
+    data = bytearray(spec.capacity_bytes)
+    if value:
+        np.frombuffer(data, dtype=spec.dtype)[:] = value
+
+    return memoryview(data)
 
 
 def _run(instance: Instance, value: int) -> Sequence[SlotEntry]:

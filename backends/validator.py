@@ -7,6 +7,7 @@ goes to stdout as one JSON object; the caller sets the time limit and kills.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import resource
 import sys
@@ -19,7 +20,7 @@ from switchgear.backends.contract import LoadRequest, ModelInfo
 from switchgear.backends.cpu import CpuBackend, dynamic_capacity
 from switchgear.backends.trial import first_run
 from switchgear.backends.worker import failure
-from switchgear.ipc.errors import DriverError, SwitchgearError
+from switchgear.ipc.errors import BadShape, DriverError, SwitchgearError
 from switchgear.ipc.process import die_with_parent, set_not_dumpable
 from switchgear.ipc.slot import SlotEntry
 from switchgear.ipc.worker import Packet, spec_to_json
@@ -94,6 +95,15 @@ def validate(path: str, shapes: dict[str, tuple[int, ...]], options: dict[str, A
     }
 
 
+def too_large(limit_bytes: int, shapes: object) -> DriverError | BadShape:
+    """The verdict on a model that did not fit; on the shapes, where some were chosen."""
+    text = f"needs more than the {limit_bytes} bytes of memory of a trial"
+    if shapes:
+        return BadShape(f"the model {text} with these shapes")
+
+    return DriverError("errno", errno.ENOMEM, "ENOMEM", f"the model {text}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="switchgear-validator")
     parser.add_argument("--fd", type=int, required=True)
@@ -113,11 +123,11 @@ def main() -> int:
     shapes = {str(name): tuple(shape) for name, shape in arguments.shapes.items()}
     try:
         verdict = validate(f"/proc/self/fd/{arguments.fd}", shapes, arguments.options)
-    except (DriverError, SwitchgearError) as error:
-        verdict = {"ok": False, **failure(error)}
     except MemoryError:
-        cause = DriverError("errno", 12, "ENOMEM", f"needs more than {limit} bytes of memory")
-        verdict = {"ok": False, **failure(cause)}
+        verdict = {"ok": False, **failure(too_large(limit, shapes))}
+    except (DriverError, SwitchgearError) as error:
+        short = isinstance(error, DriverError) and error.name == "ENOMEM"
+        verdict = {"ok": False, **failure(too_large(limit, shapes) if short else error)}
 
     sys.stdout.write(json.dumps(verdict))
     return 0

@@ -7,6 +7,7 @@ surprise ends the process; the daemon answers what was in it from elsewhere.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import mmap
 import os
@@ -26,6 +27,7 @@ from switchgear.ipc.errors import (
     BadSlot,
     DeadlineExceeded,
     DriverError,
+    ProtocolError,
     SwitchgearError,
 )
 from switchgear.ipc.process import die_with_parent, set_not_dumpable
@@ -76,6 +78,17 @@ def failure(error: DriverError | SwitchgearError) -> Packet:
     }
 
 
+def _descriptor(fds: list[int]) -> int:
+    """The one descriptor of a packet.
+
+    :raises DriverError: it did not arrive: this process has as many as it may have.
+    """
+    if not fds:
+        raise DriverError("errno", errno.EMFILE, "EMFILE", "the descriptor did not arrive")
+
+    return fds[0]
+
+
 class Binding:
     """A session's arena as this worker sees it: its mapping and the handles of each slot."""
 
@@ -116,6 +129,7 @@ class Worker:
         self._number = int(getattr(BackendNumber, backend.name.upper(), BackendNumber.OTHER))
         self._instances: dict[int, Instance] = {}
         self._bindings: dict[int, Binding] = {}
+        self._said = ""
         self._operations = {
             "load": self._load,
             "unload": self._unload,
@@ -145,7 +159,11 @@ class Worker:
             fds = worker.descriptors(ancillary)
             try:
                 packet = worker.decode(view[:size])
-                reply = self._operations[packet["op"]](packet, fds)
+                operation = self._operations.get(str(packet.get("op")))
+                if operation is None:
+                    raise ProtocolError(f"no operation {packet.get('op')!r}")
+
+                reply = operation(packet, fds)
             finally:
                 worker.close_all(fds)
 
@@ -189,7 +207,11 @@ class Worker:
 
     def _write_error(self, binding_id: int, slot: int, error: Exception) -> None:
         text = str(error)
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        if text != self._said:
+            # Once: a client may send frames that fail as fast as it can.
+            self._said = text
+            print(text, file=sys.stderr, flush=True)  # noqa: T201
+
         binding = self._bindings.get(binding_id)
         if binding is not None:
             header = binding.headers[slot]
@@ -202,7 +224,9 @@ class Worker:
         begin_ns = monotonic_ns()
         try:
             request = LoadRequest(
-                f"/proc/self/fd/{fds[0]}", str(packet.get("precision", "auto")), shapes
+                f"/proc/self/fd/{_descriptor(fds)}",
+                str(packet.get("precision", "auto")),
+                shapes,
             )
             # The interpreter maps the file; a reset opens it again: keep the descriptor.
             instance = self._backend.load(request)
@@ -236,7 +260,7 @@ class Worker:
                 raise BadSlot(f"no instance {packet['instance']}")
 
             layout = worker.layout_from_json(packet["layout"])
-            self._bindings[identity] = Binding(instance, layout, fds[0])
+            self._bindings[identity] = Binding(instance, layout, _descriptor(fds))
         except (DriverError, SwitchgearError) as error:
             return {"op": "unbound", "binding": identity, **failure(error)}
         except (OSError, ValueError) as error:
