@@ -82,7 +82,7 @@ class Lane:
         self.used_ns = monotonic_ns()
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._queue: list[tuple[int, int, int, Request]] = []
+        self._queue: list[tuple[int, int, int, int, Request]] = []
         self._waiting = 0
         self._sequence = 0
         self._running: deque[Request] = deque()
@@ -158,8 +158,8 @@ class Lane:
         self._sequence += 1
         self._waiting += 1
         request.waiting = True
-        key = (request.priority, request.deadline_ns, self._sequence, request)
-        heapq.heappush(self._queue, key)
+        order = (request.priority, request.deadline_ns, request.arrival_ns)
+        heapq.heappush(self._queue, (*order, self._sequence, request))
 
     def withdraw(self, request: Request) -> None:
         """A waiting request is answered otherwise; it is dropped when its turn comes."""
@@ -167,7 +167,7 @@ class Lane:
         self._waiting -= 1
         # Dropped lazily; but a queue of withdrawn requests must not grow.
         if len(self._queue) > 2 * self._waiting + 64:
-            self._queue = [item for item in self._queue if item[3].waiting]
+            self._queue = [item for item in self._queue if item[-1].waiting]
             heapq.heapify(self._queue)
 
     def _pump(self) -> None:
@@ -184,7 +184,7 @@ class Lane:
             return
 
         while self._queue and len(self._running) < self._depth:
-            request = heapq.heappop(self._queue)[3]
+            request = heapq.heappop(self._queue)[-1]
             if request.waiting:
                 request.waiting = False
                 self._waiting -= 1
@@ -380,7 +380,7 @@ class Lane:
     def _refuse_waiting(self) -> None:
         wait_ms = int(self._restart_wait_s() * 1000)
         queue, self._queue, self._waiting = self._queue, [], 0
-        for _, _, _, request in sorted(queue):
+        for *_, request in sorted(queue):
             if request.waiting:
                 request.waiting = False
                 request.session.refuse(request, NoBackend, retry_after_ms=wait_ms)
