@@ -8,6 +8,7 @@ import io
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 from cli_command import PREFIX, environment, switchgear
@@ -178,3 +179,9 @@ def test_sizes_and_counts() -> None:
 def test_what_json_lacks_becomes_text() -> None:
     value = {"a": [float("inf"), (1.5, float("nan"))], "b": None}
     assert json.dumps(finite(value)) == '{"a": ["inf", [1.5, "nan"]], "b": null}'
+
+
+def test_the_reference_has_every_command() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "cli.md").read_text()
+    for name in COMMANDS:
+        assert f"\n## {name}\n" in text, name

@@ -163,14 +163,17 @@ class Local:
     def __init__(self, path: str, threads: int) -> None:
         """:raises DriverError: no engine is installed, or it does not take the model."""
         from switchgear.backends.contract import LoadRequest
-        from switchgear.backends.cpu import CpuBackend, CpuInstance
+        from switchgear.backends.cpu import CpuBackend, installed_engine
 
-        backend = CpuBackend({"threads": threads})
         # Names as the daemon gives them; the loop itself is the engine's plain interface.
-        info = CpuInstance(backend, LoadRequest(path)).info
+        backend = CpuBackend({"threads": threads})
+        instance = backend.load(LoadRequest(path))
+        info = instance.info
+        instance.close()
         self.threads = threads
-        self.engine = f"{backend.engine} {backend.engine_version}"
-        self._interpreter = backend.interpreter(path)
+        name, version, module = installed_engine()
+        self.engine = f"{name} {version}"
+        self._interpreter: Any = module.Interpreter(model_path=path, num_threads=threads)
         self._interpreter.allocate_tensors()
         self._inputs = [
             (spec.name, int(details["index"]))
