@@ -7,11 +7,13 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from switchgear.client import forks
 from switchgear.client.core import SessionCore
 from switchgear.client.request import Pending, RequestOptions
+from switchgear.client.result import Result
 from switchgear.ipc.errors import ProtocolError, TimedOut
 from switchgear.ipc.record import RECORD_BYTES
 
@@ -59,6 +61,50 @@ class Channel:
             except BaseException:
                 self._cancel(request)
                 raise
+
+    def exchange_plain(
+        self, slot: int, holds: bool, make: Callable[[Channel], Pending]
+    ) -> Result | Pending | None:
+        """`exchange` for a frame without options, by the short way of the core.
+
+        The result; or a request (made by `make`) that has ended otherwise; or None where
+        nothing was sent, because the frame has to go the ordinary way.
+        """
+        core = self.core
+        with self._lock:
+            begun = None if self._receiving else core.begin_plain(slot)
+            if begun is None:
+                return None
+
+            try:
+                self._sock.send(begun[2], socket.MSG_NOSIGNAL)
+            except OSError:
+                core.withdraw_plain(begun, slot)
+                return None
+
+            try:
+                data = self._receive_packet(None)
+            except BaseException:
+                request = make(self)
+                core.adopt_plain(request, begun, slot, holds)
+                self._cancel(request)
+                raise
+
+            result = core.end_plain(data, begun, slot)
+            if result is not None:
+                return result
+
+            # An error, a fresh output slot, or the reply to another thread's request.
+            request = make(self)
+            core.adopt_plain(request, begun, slot, holds)
+            try:
+                self._handle(data)
+                self._wait(request, None)
+            except BaseException:
+                self._cancel(request)
+                raise
+
+            return request
 
     def _send(self, request: Pending, slot: int, options: RequestOptions, holds: bool) -> None:
         record = self.core.begin(request, slot, options, holds)
@@ -149,24 +195,26 @@ class Channel:
 
     def _receive(self, until: float | None) -> None:
         """Receives and handles one packet; the lock is free while it blocks."""
+        self._handle(self._receive_packet(until))
+
+    def _receive_packet(self, until: float | None) -> bytes:
+        """One packet, empty at the end; the lock is free while it blocks."""
         self._receiving = True
         self._lock.release()
         try:
             if until is not None:
                 _wait_readable(self._sock, until)
 
-            data = self._sock.recv(RECEIVE_BYTES)
+            return self._sock.recv(RECEIVE_BYTES)
         except TimedOut:
             raise
         except (OSError, ValueError):
-            data = b""
+            return b""
         finally:
             self._lock.acquire()
             self._receiving = False
             if self._waiting:
                 self._changed.notify_all()
-
-        self._handle(data)
 
     def _handle(self, data: bytes) -> None:
         if self.core.lost is not None:

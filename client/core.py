@@ -51,6 +51,7 @@ from switchgear.ipc.slot import (
 # The whole record in one call each way; what this side does not use is padding. The fields of
 # _REPLY are those of `result.ReplyFields`.
 _INFER: Final = struct.Struct("<BBHIQHHBBHQQ16s72x")
+_PLAIN_INFER: Final = struct.Struct("<BB2xIQHH108x")
 _CANCEL: Final = struct.Struct("<BBHIQHH108x")
 _REPLY: Final = struct.Struct("<BBHIQ2xH36xHBBiHHIIIQQQ24x")
 _INFER_KIND: Final = int(Kind.INFER)
@@ -213,6 +214,68 @@ class SessionCore:
             options.capture_ns,
             options.trace_id,
         )
+
+    # The short way of a frame without options whose caller waits for it at once: no request
+    # object and no entry in the table, unless something else comes up.
+
+    def begin_plain(self, slot: int) -> tuple[int, int, bytes] | None:
+        """Begins a frame in a slot that the caller holds: request id, output slot, record.
+
+        None where the frame needs `begin`.
+        """
+        output = self.table.outputs[slot]
+        if output == NO_SLOT or self.reset_due or self._goaway is not None or not self._rooms:
+            return None
+
+        request_id = next(self._ids)
+        self.table.outputs[slot] = NO_SLOT
+        self.used = True
+        record = _PLAIN_INFER.pack(
+            _INFER_KIND, RECORD_VERSION, self.epoch, request_id, slot, output
+        )
+        return request_id, output, record
+
+    def end_plain(self, data: bytes, begun: tuple[int, int, bytes], slot: int) -> Result | None:
+        """The result of a frame begun the short way; None where `data` is anything else.
+
+        :raises ProtocolError: the output slot's header does not fit the session.
+        """
+        if len(data) != RECORD_BYTES:
+            return None
+
+        fields = _REPLY.unpack(data)
+        if (
+            fields[4] != begun[0]
+            or fields[6]
+            or fields[0] != _REPLY_KIND
+            or fields[1] != RECORD_VERSION
+            or fields[5] != begun[1]
+            or self.lost is not None
+        ):
+            return None
+
+        self.table.outputs[slot] = begun[1]
+        return Result(self._views(fields), fields)
+
+    def adopt_plain(
+        self, request: Pending, begun: tuple[int, int, bytes], slot: int, holds: bool
+    ) -> None:
+        """Makes a frame begun the short way an ordinary request in flight, or, where the session
+        was lost meanwhile, one that has ended with it."""
+        request.id = begun[0]
+        request.slot = slot
+        request._core = self
+        if holds:
+            self._held.add(begun[0])
+
+        if self.lost is not None:
+            self._end(request, self.lost)
+        else:
+            self.table.in_flight[begun[0]] = (request, slot, begun[1])
+
+    def withdraw_plain(self, begun: tuple[int, int, bytes], slot: int) -> None:
+        """Undoes `begin_plain`: the record could not be sent."""
+        self.table.outputs[slot] = begun[1]
 
     def withdraw(self, request: Pending) -> None:
         """Undoes `begin`: the record could not be sent. The slot stays the caller's."""
