@@ -17,7 +17,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.request import Request
-from switchgear.daemon.worker_process import Events, Failure, WorkerProcess, reply_id
+from switchgear.daemon.worker_process import Events, Failure, WorkerProcess
 from switchgear.ipc.errors import (
     BackendFailed,
     Busy,
@@ -28,7 +28,7 @@ from switchgear.ipc.errors import (
     WorkerDied,
     error_from_code,
 )
-from switchgear.ipc.record import RUN_NS, RUN_OFFSET, Reason
+from switchgear.ipc.record import ID, ID_OFFSET, RUN_NS, RUN_OFFSET, Reason
 from switchgear.ipc.record import Backend as BackendNumber
 
 if TYPE_CHECKING:
@@ -253,11 +253,12 @@ class Lane:
         self._pump()
 
     def _replied(self, worker: WorkerProcess, reply: bytearray) -> None:
-        if not self._running or self._running[0].identity != reply_id(reply):
+        running = self._running
+        if not running or running[0].identity != ID.unpack_from(reply, ID_OFFSET)[0]:
             worker.kill("it answered what nobody asked")
             return
 
-        request = self._running.popleft()
+        request = running.popleft()
         now_ns = monotonic_ns()
         self._head_since_ns = now_ns
         self._streak = 0

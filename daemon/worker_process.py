@@ -14,7 +14,7 @@ from switchgear.daemon.child import Child, describe_end
 from switchgear.daemon.serving_loop import unwatch, watch
 from switchgear.ipc import worker
 from switchgear.ipc.errors import ProtocolError
-from switchgear.ipc.record import ID, ID_OFFSET, RECORD_BYTES, ROUTE, ROUTE_OFFSET, Kind
+from switchgear.ipc.record import RECORD_BYTES, ROUTE, ROUTE_OFFSET, Kind
 
 if TYPE_CHECKING:
     from switchgear.daemon.instances import Instance
@@ -320,9 +320,3 @@ class WorkerProcess:
     @property
     def killed_by_signal_9_from_outside(self) -> bool:
         return not self.killed_by_us and self.end_reason.startswith("signal:9 ")
-
-
-def reply_id(reply: bytearray) -> int:
-    """The request id of a reply."""
-    identity: int = ID.unpack_from(reply, ID_OFFSET)[0]
-    return identity
