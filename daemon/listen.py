@@ -100,7 +100,8 @@ def _adopt(fd: int) -> Listener:
         # An init line without "+listen".
         sock.listen(BACKLOG)
 
-    return Listener(sock, Path(sock.getsockname()), own=False)
+    # An abstract address comes as bytes and begins with a NUL: for messages only.
+    return Listener(sock, Path(os.fsdecode(sock.getsockname())), own=False)
 
 
 def own(path: Path) -> Listener:
