@@ -49,10 +49,15 @@ def message(
 class Control:
     """One connection to the control socket, blocking with a time limit."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(ANSWER_LIMIT_S)
-        self.sock.connect(str(path))
+        try:
+            self.sock.connect(str(path))
+        except OSError:
+            self.sock.close()
+            raise
+
         self._buffer = b""
 
     def __enter__(self) -> Control:
