@@ -164,8 +164,11 @@ def _dtype_name(details: Any) -> str:
 
 
 def _unique(names: list[str]) -> list[str]:
-    count = Counter(names)
-    return [f"{n}#{i}" if count[n] > 1 or not n else n for i, n in enumerate(names)]
+    if all(names) and len(set(names)) == len(names):
+        return names
+
+    # All of them: a number on some could make them equal to others.
+    return [f"{name}#{number}" for number, name in enumerate(names)]
 
 
 class CpuInstance:

@@ -334,7 +334,19 @@ def main() -> int:
     apply_priority(arguments.options)
     sock = socket.socket(fileno=arguments.fd)
     try:
-        backend = open_backend(arguments.backend, arguments.options)
+        return run(sock, arguments.backend, arguments.options)
+    except (BrokenPipeError, ConnectionResetError):
+        # The daemon has closed its end: it wants no answer any more.
+        return 0
+
+
+def run(sock: socket.socket, name: str, options: Mapping[str, Any]) -> int:
+    """Opens the backend, says so and serves; the exit status.
+
+    :raises BrokenPipeError: the daemon closed the socket meanwhile.
+    """
+    try:
+        backend = open_backend(name, options)
     except DriverError as error:
         worker.send(sock, {"op": "absent", **failure(error)})
         return 1

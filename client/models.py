@@ -81,6 +81,7 @@ class WorkerStatus(TypedDict):
     group: str
     pid: int
     state: str
+    threads: int
     engine: str
     engine_version: str
     restarts: int

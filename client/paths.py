@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +18,19 @@ def default_socket() -> str:
         return named
 
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime:
-        own = Path(runtime, "switchgear", "switchgear.sock")
-        if own.exists():
-            return str(own)
+    folder = Path(runtime, "switchgear") if runtime else fallback_runtime_dir()
+    own = folder / "switchgear.sock"
+    return str(own) if _is_ours(own) else SYSTEM_SOCKET
 
-    return SYSTEM_SOCKET
+
+def fallback_runtime_dir() -> Path:
+    """A user's own folder for the socket where the system gives no `XDG_RUNTIME_DIR`."""
+    return Path(tempfile.gettempdir(), f"switchgear-{os.geteuid()}")
+
+
+def _is_ours(path: Path) -> bool:
+    """Anybody may make a file in a shared folder: only our own user's socket counts."""
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except OSError:
+        return False

@@ -101,6 +101,11 @@ class Lane:
         return f"{self.backend}/{self.name} of {self.group}"
 
     @property
+    def threads(self) -> int:
+        """The engine's threads in the worker; 1 where the backend has no such choice."""
+        return int(self._settings.options.get("threads", 1))
+
+    @property
     def queued(self) -> int:
         return self._waiting
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from switchgear.client.paths import fallback_runtime_dir
+
 
 def _is_system() -> bool:
     return os.geteuid() == 0
@@ -36,7 +38,7 @@ def runtime_dir() -> Path:
         and not os.environ.get("RUNTIME_DIRECTORY")
         and not os.environ.get("XDG_RUNTIME_DIR")
     ):
-        return Path(f"/tmp/switchgear-{os.geteuid()}")  # noqa: S108 (checked to be ours on use)
+        return fallback_runtime_dir()
 
     return _folder(
         "SWITCHGEAR_RUNTIME_DIR",

@@ -28,7 +28,7 @@ from switchgear.daemon.router import Router
 from switchgear.daemon.sessions import Sessions
 from switchgear.daemon.validation import Validation
 from switchgear.daemon.varlink_server import Peer, Server
-from switchgear.ipc.errors import ModelInUse, ShuttingDown, SwitchgearError
+from switchgear.ipc.errors import ShuttingDown, SwitchgearError, UnknownModel
 from switchgear.ipc.process import raise_descriptor_limit, set_not_dumpable
 from switchgear.ipc.record import Priority
 
@@ -123,7 +123,7 @@ class Service:
     def unload_model(self, model: Model, uid: int, *, force: bool) -> None:
         """:raises ModelInUse: sessions use it and `force` is not set."""
         if force:
-            self.sessions.end_all_of(model, ModelInUse)
+            self.sessions.end_all_of(model, UnknownModel)
 
         self.models.unload(model, uid, resident_too=force and self.is_operator(uid))
 

@@ -21,7 +21,6 @@ from switchgear.daemon.varlink_server import Peer
 from switchgear.ipc import arena
 from switchgear.ipc.errors import (
     ConnectionLost,
-    ModelInUse,
     NoBackend,
     QuotaExceeded,
     SwitchgearError,
@@ -162,7 +161,7 @@ class Sessions:
         model.sessions -= 1
         self._models.release(instance)
 
-    def end_all_of(self, model: Model, error: type[SwitchgearError] = ModelInUse) -> None:
+    def end_all_of(self, model: Model, error: type[SwitchgearError]) -> None:
         for session in self.all():
             if session.model is model:
                 session.go_away(error)

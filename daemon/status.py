@@ -76,6 +76,7 @@ def _worker(lane: Lane) -> dict[str, Any]:
         "group": lane.group,
         "pid": worker.pid if worker else 0,
         "state": worker.state if worker else "none",
+        "threads": lane.threads,
         "engine": worker.engine if worker else "",
         "engine_version": worker.engine_version if worker else "",
         "restarts": lane.restarts,

@@ -39,7 +39,7 @@ from switchgear.ipc.errors import DriverError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from switchgear.client import Model
+    from switchgear.client import Client, Model
 
 _WINDOW_S: Final = 0.5
 _WARM_UP_S: Final = 0.2
@@ -72,7 +72,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="of the in-process engine (default: as the configuration gives the daemon)",
+        help="of the in-process engine (default: as many as the worker has)",
     )
     add_socket(parser)
 
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         client = stack.enter_context(connected(options))
         model = models.loaded(client, options.model)
-        engine = _engine(options)
+        engine = _engine(options, options.threads or daemon_threads(client))
         values = make_inputs(model.inputs)
         clients = [
             stack.enter_context(_client(client.path, model, options.slots))
@@ -149,12 +149,10 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--threads needs a number above 0")
 
 
-def configured_threads() -> int:
-    """The interactive lane's threads by the configuration in its usual place."""
-    from switchgear.daemon import config, paths
-
-    path = paths.config_path()
-    return config.load(path if path.exists() else None).cpu.interactive_threads()
+def daemon_threads(client: Client) -> int:
+    """The threads of the worker that serves us; the model is loaded, so there is one."""
+    workers = client.status()["workers"]
+    return next((w["threads"] for w in workers if w["lane"] == "interactive"), 1)
 
 
 class Local:
@@ -208,12 +206,11 @@ class Local:
         side.seconds += now - begin
 
 
-def _engine(options: argparse.Namespace) -> Local | None:
+def _engine(options: argparse.Namespace, threads: int) -> Local | None:
     """None where MODEL is a loaded one: the daemon does not give its bytes away."""
     if not (models.is_file(options.model) or Path(options.model).is_file()):
         return None
 
-    threads = options.threads or configured_threads()
     given = models.source(options.model)
     try:
         if isinstance(given, str):
