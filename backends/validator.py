@@ -104,6 +104,11 @@ def too_large(limit_bytes: int, shapes: object) -> DriverError | BadShape:
     return DriverError("errno", errno.ENOMEM, "ENOMEM", f"the model {text}")
 
 
+def refused(error: DriverError | SwitchgearError, *, lasting: bool) -> Packet:
+    """A verdict that is kept only where it is `lasting`: another trial would end the same."""
+    return {"ok": False, "lasting": lasting, **failure(error)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="switchgear-validator")
     parser.add_argument("--fd", type=int, required=True)
@@ -124,10 +129,11 @@ def main() -> int:
     try:
         verdict = validate(f"/proc/self/fd/{arguments.fd}", shapes, arguments.options)
     except MemoryError:
-        verdict = {"ok": False, **failure(too_large(limit, shapes))}
+        verdict = refused(too_large(limit, shapes), lasting=False)
     except (DriverError, SwitchgearError) as error:
         short = isinstance(error, DriverError) and error.name == "ENOMEM"
-        verdict = {"ok": False, **failure(too_large(limit, shapes) if short else error)}
+        cause = too_large(limit, shapes) if short else error
+        verdict = refused(cause, lasting=not short)
 
     sys.stdout.write(json.dumps(verdict))
     return 0

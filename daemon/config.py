@@ -17,8 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from switchgear.ipc.errors import BadConfiguration
 
-Positive = Annotated[int, Field(ge=1)]
-_MEBIBYTE = 1024 * 1024
+# Strict: `threads = true` is no number, and neither is `threads = "2"`.
+Integer = Annotated[int, Field(strict=True)]
+Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Boolean = Annotated[bool, Field(strict=True)]
+Positive = Annotated[Integer, Field(ge=1)]
 
 
 class _Section(BaseModel):
@@ -30,7 +33,7 @@ class DaemonSection(_Section):
 
     isolation: Literal["user", "shared"] = "user"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    stop_limit_s: Annotated[float, Field(gt=0, le=300)] = 10.0
+    stop_limit_s: Annotated[Real, Field(gt=0, le=300)] = 10.0
 
 
 class CpuSection(_Section):
@@ -38,11 +41,11 @@ class CpuSection(_Section):
     of phone size). `affinity`: processors to stay on, empty for all. The batch lane runs jobs
     of low priority beside the interactive one."""
 
-    threads: Annotated[int, Field(ge=0, le=256)] = 0
-    niceness: Annotated[int, Field(ge=-20, le=19)] = 0
-    affinity: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    batch_threads: Annotated[int, Field(ge=0, le=256)] = 1
-    batch_niceness: Annotated[int, Field(ge=-20, le=19)] = 10
+    threads: Annotated[Integer, Field(ge=0, le=256)] = 0
+    niceness: Annotated[Integer, Field(ge=-20, le=19)] = 0
+    affinity: tuple[Annotated[Integer, Field(ge=0)], ...] = ()
+    batch_threads: Annotated[Integer, Field(ge=0, le=256)] = 1
+    batch_niceness: Annotated[Integer, Field(ge=-20, le=19)] = 10
 
     def interactive_threads(self) -> int:
         return self.threads or max(1, min(4, len(os.sched_getaffinity(0))))
@@ -53,9 +56,9 @@ class WorkersSection(_Section):
     raise it to 20 times its slowest one. `idle_s`: a user's workers end this long after their
     last use."""
 
-    hang_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
-    start_s: Annotated[float, Field(gt=0, le=600)] = 20.0
-    idle_s: Annotated[float, Field(gt=0)] = 300.0
+    hang_s: Annotated[Real, Field(gt=0, le=3600)] = 5.0
+    start_s: Annotated[Real, Field(gt=0, le=600)] = 20.0
+    idle_s: Annotated[Real, Field(gt=0)] = 300.0
 
 
 class LimitsSection(_Section):
@@ -69,7 +72,7 @@ class LimitsSection(_Section):
     model_mib: Positive = 4096
     memory_models_mib_per_user: Positive = 256
     store_mib: Positive = 8192
-    queue: Annotated[int, Field(ge=1, le=65536)] = 256
+    queue: Annotated[Integer, Field(ge=1, le=65536)] = 256
     instances_per_model: Positive = 8
     instances_mib: Positive = 512
 
@@ -77,9 +80,9 @@ class LimitsSection(_Section):
 class ValidationSection(_Section):
     """The disposable process that tries a new model."""
 
-    time_limit_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
-    address_space_mib: Annotated[int, Field(ge=512)] = 2048
-    at_once: Annotated[int, Field(ge=1, le=64)] = 2
+    time_limit_s: Annotated[Real, Field(gt=0, le=3600)] = 10.0
+    address_space_mib: Annotated[Integer, Field(ge=512)] = 2048
+    at_once: Annotated[Integer, Field(ge=1, le=64)] = 2
 
 
 class FingerprintSection(_Section):
@@ -89,13 +92,13 @@ class FingerprintSection(_Section):
     `busy_share` of the time (1: never), and for gaps between requests; after `patience_s` at
     the latest the whole is measured."""
 
-    enabled: bool = True
-    quick: bool = False
+    enabled: Boolean = True
+    quick: Boolean = False
     delegate: str = ""
     delegate_options: dict[str, str] = {}
-    thresholds_c: dict[str, Annotated[float, Field(ge=20, le=150)]] = {}
-    busy_share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    patience_s: Annotated[float, Field(ge=0)] = 600.0
+    thresholds_c: dict[str, Annotated[Real, Field(ge=20, le=150)]] = {}
+    busy_share: Annotated[Real, Field(gt=0, le=1)] = 0.1
+    patience_s: Annotated[Real, Field(ge=0)] = 600.0
 
 
 class ThermalSection(_Section):
@@ -134,9 +137,9 @@ def load(path: Path | None, environment: Mapping[str, str] | None = None) -> Con
     if path is not None:
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadConfiguration(f"{path}: {error}") from None
-        except tomllib.TOMLDecodeError as error:
+        except OSError as error:
+            raise BadConfiguration(f"{path}: {error.strerror or error}") from None
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise BadConfiguration(f"{path}: {error}") from None
 
     _apply_environment(data, os.environ if environment is None else environment)

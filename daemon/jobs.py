@@ -41,6 +41,8 @@ class Job:
         self.result: dict[str, object] | None = None
         self.error: SwitchgearError | None = None
         self._task: asyncio.Task[None] | None = None
+        self._begun = False
+        self._cancelled = False
         self._changed = asyncio.Event()
         self._version = 0
 
@@ -85,10 +87,18 @@ class Job:
         return fields
 
     def cancel(self) -> None:
-        if self._task is not None:
+        """Ends it at its next wait; harmless once it has ended."""
+        if self._begun and self._task is not None:
             self._task.cancel()
+        else:
+            # A task that is cancelled before its first step never takes over what is its own.
+            self._cancelled = True
 
     async def _run(self, work: Work) -> None:
+        self._begun = True
+        if self._cancelled and self._task is not None:
+            self._task.cancel()
+
         try:
             self.result = await work(self)
             self.state = "done"
@@ -156,7 +166,7 @@ class Jobs:
         tasks = []
         for job in self._jobs.values():
             if not job.ended and job._task is not None:
-                job._task.cancel()
+                job.cancel()
                 tasks.append(job._task)
 
         if tasks:

@@ -14,7 +14,7 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
@@ -27,7 +27,14 @@ from switchgear.ipc.arena import (
     F_SEAL_SHRINK,
     F_SEAL_WRITE,
 )
-from switchgear.ipc.errors import BadDescriptor, BadModel, Cancelled, ModelTooLarge, NoSpace
+from switchgear.ipc.errors import (
+    BadConfiguration,
+    BadDescriptor,
+    BadModel,
+    Cancelled,
+    ModelTooLarge,
+    NoSpace,
+)
 
 MEMORY_LIMIT_BYTES: Final = 16 << 20
 CHUNK_BYTES: Final = 1 << 20
@@ -60,9 +67,17 @@ class ModelStore:
         self._folder = folder
         self._limit_bytes = limit_bytes
         self._model_limit_bytes = model_limit_bytes
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for leftover in folder.glob(".incoming-*"):
-            leftover.unlink(missing_ok=True)
+        # What copies that are being made still need, and who may count it.
+        self._promised_bytes = 0
+        self._lock = threading.Lock()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for leftover in folder.glob(".incoming-*"):
+                leftover.unlink(missing_ok=True)
+        except OSError as error:
+            raise BadConfiguration(
+                f"the folder of models {folder} is not usable: {error.strerror}"
+            ) from None
 
     def check(self, fd: int) -> int:
         """The size of what a client sent; refuses what cannot be a model. Does not block.
@@ -123,62 +138,131 @@ class ModelStore:
     def _take_to_file(
         self, fd: int, size_bytes: int, progress: Callable[[int], None], stop: threading.Event
     ) -> Stored:
-        self._make_room(size_bytes)
-        target, name = tempfile.mkstemp(prefix=".incoming-", dir=self._folder)
-        temporary = Path(name)
-        try:
-            digest, copy_us, hash_us = _copy(fd, target, size_bytes, progress, stop)
-            path = self._folder / f"{digest}{SUFFIX}"
-            os.fchmod(target, 0o400)
-            os.fsync(target)
-            temporary.rename(path)
-            _fsync_folder(self._folder)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(target)
+        with self._room(size_bytes):
+            target, name = tempfile.mkstemp(prefix=".incoming-", dir=self._folder)
+            temporary = Path(name)
+            try:
+                digest, copy_us, hash_us = _copy(fd, target, size_bytes, progress, stop)
+                path = self._folder / f"{digest}{SUFFIX}"
+                os.fchmod(target, 0o400)
+                os.fsync(target)
+                # A descriptor that cannot write: workers get copies of it.
+                kept = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(target)
 
-        # A descriptor that cannot write: workers get copies of it.
-        kept = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                kept = self._settle(temporary, path, kept)
+                _fsync_folder(self._folder)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                os.close(kept)
+                raise
+
         return Stored(digest, size_bytes, kept, path, copy_us, hash_us)
 
-    def _make_room(self, size_bytes: int) -> None:
-        """Checks the disk and the store's own bound; removes models not used for longest.
+    def _settle(self, temporary: Path, path: Path, fd: int) -> int:
+        """Gives a complete copy its name; returns the descriptor to keep, in place of `fd`.
 
-        Removing a file does not hurt those that have it open.
+        The lock is held by whoever has a copy of the descriptor, workers included: a model that
+        is in use is not removed, and the same bytes do not lie there twice.
         """
+        with self._lock:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                used = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                if not _lock_alone(used):
+                    fcntl.flock(used, fcntl.LOCK_SH)
+                    os.utime(path)
+                    temporary.unlink()
+                    os.close(fd)
+                    return used
+
+                os.close(used)
+
+            temporary.rename(path)
+            return fd
+
+    @contextlib.contextmanager
+    def _room(self, size_bytes: int) -> Iterator[None]:
+        """Makes room for a copy, and keeps it from others until it is made.
+
+        :raises NoSpace: the disk or the store's own bound has none.
+        """
+        with self._lock:
+            self._make_room(size_bytes)
+            self._promised_bytes += size_bytes
+
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._promised_bytes -= size_bytes
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Checks the disk and the store's own bound; removes models not used for longest."""
         files = []
-        with contextlib.suppress(OSError):
-            for path in self._folder.glob(f"*{SUFFIX}"):
-                with contextlib.suppress(FileNotFoundError):
-                    status = path.stat()
-                    files.append((status.st_mtime_ns, status.st_size, path))
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                files.append((status.st_mtime_ns, status.st_size, path))
 
         files.sort()
-        used = sum(size for _, size, _ in files)
+        used = self._promised_bytes + sum(size for _, size, _ in files)
         for _, size, path in files:
             if used + size_bytes <= self._limit_bytes:
                 break
 
-            path.unlink(missing_ok=True)
-            used -= size
+            if _remove_unused(path):
+                used -= size
 
-        if size_bytes > self._limit_bytes:
+        if used + size_bytes > self._limit_bytes:
             raise NoSpace(
-                "the model is larger than the store",
+                f"the model needs {size_bytes} bytes of the store, models that are loaded "
+                f"hold {used} of {self._limit_bytes}",
                 bytes_needed=size_bytes,
-                bytes_free=self._limit_bytes,
+                bytes_free=max(0, self._limit_bytes - used),
             )
 
         space = os.statvfs(self._folder)
-        free = space.f_bavail * space.f_frsize
+        free = space.f_bavail * space.f_frsize - self._promised_bytes
         if size_bytes > free:
             raise NoSpace(
                 f"the model needs {size_bytes} bytes in {self._folder}, {free} are free",
                 bytes_needed=size_bytes,
-                bytes_free=free,
+                bytes_free=max(0, free),
             )
+
+
+def _lock_alone(fd: int) -> bool:
+    """Takes the lock that says that a model is in use; False when somebody else has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+
+    return True
+
+
+def _remove_unused(path: Path) -> bool:
+    """Removes a model unless somebody uses it; True when it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+
+    try:
+        if not _lock_alone(fd):
+            return False
+
+        path.unlink(missing_ok=True)
+    finally:
+        os.close(fd)
+
+    return True
 
 
 def _copy(

@@ -5,27 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
-import os
-from collections import OrderedDict
+import signal
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from switchgear.daemon.child import Child, describe_end
 from switchgear.daemon.config import ValidationSection
+from switchgear.daemon.verdicts import Verdict, Verdicts, check_verdict
 from switchgear.ipc.errors import BY_CODE, BadModel, InternalError, SwitchgearError, TimedOut
 
-KEPT_VERDICTS: Final = 1024
 MAX_VERDICT_BYTES: Final = 1 << 20
-MAX_FILE_BYTES: Final = 64 << 20
-_SCHEMA: Final = 1
-
-log = logging.getLogger(__name__)
+REAP_LIMIT_S: Final = 2.0
 
 Shapes = Mapping[str, tuple[int, ...]]
-Verdict = dict[str, Any]
 
 
 def engine_key() -> str:
@@ -50,12 +44,10 @@ class Validation:
 
     def __init__(self, section: ValidationSection, folder: Path, threads: int) -> None:
         self._section = section
-        self._path = folder / "verdicts.json"
         self._threads = threads
         self._gate = asyncio.Semaphore(section.at_once)
         self._engine = engine_key()
-        self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
-        self._read()
+        self._verdicts = Verdicts(folder / "verdicts.json")
 
     def _key(self, digest: str, shapes: Shapes) -> str:
         return f"{digest} {self._engine} {shapes_key(shapes)}"
@@ -78,7 +70,9 @@ class Validation:
             async with self._gate:
                 verdict = await self._try(fd, shapes)
 
-            self._keep(key, verdict)
+            # Not where the next trial may end otherwise: the machine was busy or full.
+            if verdict.pop("lasting", True):
+                self._verdicts.keep(key, verdict)
 
         if not verdict["ok"]:
             raise _refusal(verdict)
@@ -112,11 +106,11 @@ class Validation:
                 returncode = await asyncio.shield(ended)
         except TimeoutError:
             text = f"the model did not parse, allocate and run in {section.time_limit_s:g} s"
-            return {"ok": False, "domain": "switchgear", "code": TimedOut.code, "text": text}
+            return _refused(TimedOut, text, lasting=False)
         finally:
             child.kill()
             if child.running:
-                await ended
+                await _reap(child, ended)
 
         if returncode != 0:
             text = f"the model ended the process that tried it: {describe_end(returncode)}"
@@ -124,51 +118,36 @@ class Validation:
             if returncode > 0:
                 text += f": {last}"
 
-            return {"ok": False, "domain": "switchgear", "code": BadModel.code, "text": text}
+            # SIGKILL comes from the system, when its memory is full, or from a person.
+            return _refused(BadModel, text, lasting=returncode != -signal.SIGKILL)
 
         try:
-            verdict = json.loads(child.stdout)
-        except ValueError:
-            raise InternalError("the validator gave no verdict") from None
+            verdict: Verdict = json.loads(child.stdout)
+            check_verdict(verdict)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InternalError(f"the validator gave no verdict: {error!r}") from None
 
-        return dict(verdict)
+        return verdict
 
-    def _keep(self, key: str, verdict: Verdict) -> None:
-        self._verdicts[key] = verdict
-        self._verdicts.move_to_end(key)
-        while len(self._verdicts) > KEPT_VERDICTS:
-            self._verdicts.popitem(last=False)
 
-        self._write()
+async def _reap(child: Child, ended: asyncio.Future[int]) -> None:
+    try:
+        async with asyncio.timeout(REAP_LIMIT_S):
+            await asyncio.shield(ended)
+    except TimeoutError:
+        # It hangs inside the kernel.
+        child.abandon()
 
-    def _read(self) -> None:
-        try:
-            with self._path.open("rb") as file:
-                data = json.loads(file.read(MAX_FILE_BYTES))
 
-            if data["schema"] != _SCHEMA:
-                raise ValueError(f"schema {data['schema']}")
-
-            for key, verdict in data["verdicts"].items():
-                verdict["ok"] = bool(verdict["ok"])
-                self._verdicts[key] = verdict
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            # They can be found again: start anew.
-            self._verdicts.clear()
-            log.warning("verdicts in %s are not readable: %s", self._path, error)
-
-    def _write(self) -> None:
-        data = json.dumps({"schema": _SCHEMA, "verdicts": self._verdicts}).encode()
-        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-
-            temporary.rename(self._path)
-        except OSError as error:
-            log.warning("cannot keep verdicts in %s: %s", self._path, error)
+def _refused(error: type[SwitchgearError], text: str, *, lasting: bool) -> Verdict:
+    return {
+        "ok": False,
+        "domain": "switchgear",
+        "code": error.code,
+        "name": error.__name__,
+        "text": text,
+        "lasting": lasting,
+    }
 
 
 def _refusal(verdict: Verdict) -> SwitchgearError:

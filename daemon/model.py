@@ -1,0 +1,124 @@
+"""A loaded model, and which input shapes it takes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from switchgear.ipc import worker
+from switchgear.ipc.errors import BadShape
+
+if TYPE_CHECKING:
+    from switchgear.daemon.instances import Instance
+    from switchgear.daemon.model_store import Stored
+    from switchgear.daemon.validation import Shapes
+    from switchgear.ipc.slot import TensorSpec
+
+# Names that one user may give one model; the oldest is forgotten.
+NAMES_PER_USER: Final = 16
+
+
+@dataclass(eq=False, slots=True)
+class Model:
+    """A model's bytes and what is known of it.
+
+    `users` has each user that loaded it, with the names that the user gave it, the newest last.
+    `resident_name` is its name for everybody, where the configuration keeps it loaded.
+    `holds` counts the jobs that work with it. `slowest_run_ns` and `deaths` are the lanes'.
+    """
+
+    stored: Stored
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    names: str
+    state: bool
+    operators: dict[str, int]
+    instance_bytes: int
+    run_us: int
+    users: dict[int, list[str]] = field(default_factory=dict)
+    resident_name: str = ""
+    status: str = "loading"
+    backends: dict[str, str] = field(default_factory=dict)
+    timeline: list[tuple[str, int, int]] = field(default_factory=list)
+    sessions: int = 0
+    holds: int = 0
+    slowest_run_ns: int = 0
+    deaths: int = 0
+    quarantined: bool = False
+    instance: Instance | None = None
+
+    @property
+    def digest(self) -> str:
+        return self.stored.digest
+
+    @property
+    def fd(self) -> int:
+        return self.stored.fd
+
+    @property
+    def label(self) -> str:
+        """How logs and errors name it."""
+        names = [name for _, names in sorted(self.users.items()) for name in names]
+        return self.resident_name or (names[0] if names else self.digest[:12])
+
+    @property
+    def resident(self) -> bool:
+        return bool(self.resident_name)
+
+    def answers_to(self, name: str, uid: int) -> bool:
+        return name in self.users.get(uid, ()) or (self.resident and name == self.resident_name)
+
+    def add_name(self, name: str | None, uid: int) -> None:
+        names = self.users.setdefault(uid, [])
+        if name:
+            if name in names:
+                names.remove(name)
+
+            names.append(name)
+            del names[:-NAMES_PER_USER]
+
+    def visible_to(self, uid: int) -> bool:
+        return uid == 0 or self.resident or uid in self.users
+
+    def to_json(self, uid: int) -> dict[str, Any]:
+        return {
+            "model": self.digest,
+            "name": names[-1] if (names := self.users.get(uid)) else self.label,
+            "size_bytes": self.stored.size_bytes,
+            "storage": self.stored.storage,
+            "owner_uid": uid if uid in self.users else min(self.users, default=os.geteuid()),
+            "resident": self.resident,
+            "status": "quarantined" if self.quarantined else self.status,
+            "inputs": [worker.spec_to_json(spec) for spec in self.inputs],
+            "outputs": [worker.spec_to_json(spec) for spec in self.outputs],
+            "names": self.names,
+            "state": self.state,
+            "operators": self.operators,
+            "backends": self.backends,
+            "run_us": self.run_us,
+            "sessions": self.sessions,
+            "timeline": [
+                {"name": name, "start_us": start, "duration_us": duration}
+                for name, start, duration in self.timeline
+            ],
+        }
+
+
+def check_shapes(model: Model, shapes: Shapes) -> None:
+    """Only dimensions that are -1 in the signature may be chosen.
+
+    :raises BadShape: a name is unknown, or a fixed dimension would change.
+    """
+    specs = {spec.name: spec for spec in model.inputs}
+    for name, shape in shapes.items():
+        spec = specs.get(name)
+        if spec is None:
+            raise BadShape(f"model {model.label} has no input {name[:140]!r}")
+
+        fits = len(shape) == len(spec.signature) and all(
+            want > 0 and have in (-1, want)
+            for want, have in zip(shape, spec.signature, strict=False)
+        )
+        if not fits:
+            raise BadShape(f"input {name!r} takes {list(spec.signature)}, not {list(shape)}")
