@@ -260,8 +260,8 @@ class SessionCore:
     def adopt_plain(
         self, request: Pending, begun: tuple[int, int, bytes], slot: int, holds: bool
     ) -> None:
-        """Makes a frame begun the short way an ordinary request in flight, or, where the session
-        was lost meanwhile, one that has ended with it."""
+        """Makes a frame begun the short way an ordinary request in flight, or, where the
+        session was lost meanwhile, one that has ended with it."""
         request.id = begun[0]
         request.slot = slot
         request._core = self

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -233,15 +233,23 @@ def _client(socket: str, model: Model, slots: int) -> Iterator[subprocess.Popen[
     """
     arguments = {"socket": socket, "model": model.hash, "slots": slots}
     command = [sys.executable, "-P", "-m", "switchgear.daemon.cli.bench_client"]
-    with subprocess.Popen(
+    process = subprocess.Popen(
         [*command, "--json-args", json.dumps(arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    ) as process:
-        # The end of the block closes its stdin, and waits.
+    )
+    try:
         _answer(process)
         yield process
+    finally:
+        # It ends with its stdin. After an interrupt it may be gone before that is flushed.
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+        process.wait()
 
 
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
