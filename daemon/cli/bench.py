@@ -242,8 +242,11 @@ def _client(socket: str, model: Model, slots: int) -> Iterator[subprocess.Popen[
     try:
         _answer(process)
         yield process
+    except BaseException:
+        # Not with its stdin: it would first end the window that it is in.
+        process.terminate()
+        raise
     finally:
-        # It ends with its stdin. After an interrupt it may be gone before that is flushed.
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
