@@ -143,6 +143,7 @@ class Child:
         data = self._read(self._popen.stdout.fileno())
         self._stdout += data
         if len(self._stdout) > self._capture_limit:
+            del self._stdout[self._capture_limit :]
             self.kill()
 
         return bool(data)
@@ -185,7 +186,9 @@ class Child:
     def kill(self) -> None:
         """SIGKILL; the exit arrives through `on_exit`. Harmless once it has ended."""
         if self._pidfd >= 0:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            # Reaped a moment ago, it is no process any more.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def abandon(self) -> None:
         """Stops waiting for a process that SIGKILL does not end (it hangs in the kernel)."""
