@@ -118,6 +118,11 @@ class ModelStore:
 
         return self._take_to_file(fd, size_bytes, progress, stop)
 
+    def discard(self, stored: Stored) -> None:
+        """Removes the file of a model that is of no use; descriptors of it stay good."""
+        if stored.path is not None:
+            stored.path.unlink(missing_ok=True)
+
     def _take_to_memory(
         self, fd: int, size_bytes: int, progress: Callable[[int], None], stop: threading.Event
     ) -> Stored:

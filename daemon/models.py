@@ -167,7 +167,10 @@ class Models:
             model = self._models.get(stored.digest)
             if model is None:
                 model = _from_verdict(stored, verdict)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, BadModel | UnsupportedModel):
+                self._store.discard(stored)
+
             os.close(stored.fd)
             raise
 
