@@ -24,11 +24,13 @@ from switchgear.daemon.validation import Shapes, Validation
 from switchgear.daemon.verdicts import Verdict
 from switchgear.ipc import worker
 from switchgear.ipc.errors import (
+    BadModel,
     BadRequest,
     ModelInUse,
     NotPrepared,
     QuotaExceeded,
     UnknownModel,
+    UnsupportedModel,
 )
 from switchgear.ipc.record import Priority
 from switchgear.ipc.slot import TensorSpec
