@@ -78,20 +78,18 @@ def test_every_method_is_implemented_and_no_other(parsed: Any) -> None:
 
 
 def test_the_parameters_read_are_those_declared(parsed: Any) -> None:
-    readers = set(
-        [
-            "string",
-            "optional_string",
-            "integer",
-            "optional_integer",
-            "boolean",
-            "optional_boolean",
-            "choice",
-            "strings",
-            "shapes",
-            "values",
-        ]
-    )
+    readers = {
+        "string",
+        "optional_string",
+        "integer",
+        "optional_integer",
+        "boolean",
+        "optional_boolean",
+        "choice",
+        "strings",
+        "shapes",
+        "values",
+    }
     for name, function in implemented().items():
         nodes = list(ast.walk(function))
         if any(isinstance(n, ast.Attribute) and n.attr == "_backends" for n in nodes):
