@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from switchgear.ipc.errors import Busy, Cancelled, TimedOut
+from switchgear.ipc.errors import Busy, Cancelled, SwitchgearError, TimedOut
 
 if TYPE_CHECKING:
     from switchgear.daemon.jobs import Job
@@ -66,6 +66,9 @@ class Copies:
             result: Stored | BaseException
             try:
                 result = self._store.take(fd, size, tell, stop)
+            except SwitchgearError as error:
+                # Without this frame, which names it: together they would never be freed.
+                result = error.with_traceback(None)
             except BaseException as error:  # handed to the loop, whatever it is
                 result = error
             finally:

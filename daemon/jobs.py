@@ -26,6 +26,13 @@ log = logging.getLogger(__name__)
 Work = Callable[["Job"], Coroutine[Any, Any, dict[str, object]]]
 
 
+def without_frames(error: SwitchgearError) -> SwitchgearError:
+    """An error that can be kept: its traceback would keep all that its frames name."""
+    error.__context__ = None
+    error.__cause__ = None
+    return error.with_traceback(None)
+
+
 class Job:
     """One piece of work. `state` is running, done, failed or cancelled."""
 
@@ -107,7 +114,7 @@ class Job:
             self.error = Cancelled("the job was cancelled")
         except SwitchgearError as error:
             self.state = "cancelled" if isinstance(error, Cancelled) else "failed"
-            self.error = error
+            self.error = without_frames(error)
         except Exception as error:
             self.state = "failed"
             self.error = as_no_space(error)
@@ -115,6 +122,7 @@ class Job:
                 log.exception("job %d (%s) failed", self.identity, self.kind)
                 self.error = InternalError("a fault of the daemon; its log says more")
         finally:
+            self._task = None
             self._tell()
 
 

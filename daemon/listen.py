@@ -14,7 +14,8 @@ from typing import Final
 
 from switchgear.ipc.errors import AlreadyRunning, BadConfiguration
 
-BACKLOG: Final = 128
+# A burst of clients that do not block would be turned away beyond it.
+BACKLOG: Final = 1024
 _FIRST_HANDED_OVER: Final = 3
 _CREDENTIALS: Final = struct.Struct("iII")
 # Variables that name handed-over descriptors; no child may see them.
