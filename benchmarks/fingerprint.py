@@ -1,8 +1,9 @@
-"""Figures of the device fingerprint: how long it takes, and how well it repeats.
+"""Figures of the device fingerprint: how long it takes, how well it repeats, whom it disturbs.
 
     python benchmarks/fingerprint.py [--quick] [--runs N] [--json FILE]
 
-Runs the tests as the daemon does, in processes of their own, under SCHED_IDLE.
+Runs the tests as the daemon does, in processes of their own, under SCHED_IDLE; then in a
+daemon beside a client. The whole takes some 14 minutes, most of it for the last figure.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from figures import Figures
+from fingerprint_beside import add_latency, add_whole
 
 from switchgear.fingerprints.measurement import Report, Value
 from switchgear.fingerprints.runner import QUICK_BUDGET_S, WHOLE_BUDGET_S, Plan, Progress, run
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="quick tests, under 50 s in all")
-    parser.add_argument("--runs", type=int, help="runs for the repeatability: 5, or 3 if quick")
+    parser.add_argument("--runs", type=int, help="runs for the repeatability: 5, or 2 if quick")
     parser.add_argument("--delegate", default="", help="a TFLite external delegate to measure")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     arguments = parser.parse_args()
@@ -39,8 +41,11 @@ def main() -> int:
     figures = Figures()
     add_times(figures, plan)
     # The repeats within a run would hide what the figure is about.
-    runs = arguments.runs or (3 if arguments.quick else 5)
+    runs = arguments.runs or (2 if arguments.quick else 5)
     add_repeatability(figures, replace(plan, repeat=False, quick=True), runs)
+    requests, pairs = (150, 2) if arguments.quick else (300, 5)
+    add_latency(figures, quick=arguments.quick, requests=requests, pairs=pairs)
+    add_whole(figures, quick=arguments.quick)
     return figures.finish(arguments.json)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.thermal.heat import Heat
+from switchgear.daemon.yielding import Yielding
 from switchgear.fingerprints.dump import FORMATS, render
 from switchgear.fingerprints.gate import Gate
 from switchgear.fingerprints.measurement import TESTS
@@ -215,14 +216,17 @@ class Fingerprinting:
             await gate.wait()
 
         while True:
-            done = await refresh(
-                self._store,
-                plan,
-                self._surroundings(),
-                force=force,
-                may_start=may_start,
-                progress=lambda heard: _pass_on(job, heard),
-            )
+            with Yielding(self._pool) as yielding:
+                done = await refresh(
+                    self._store,
+                    plan,
+                    self._surroundings(),
+                    force=force,
+                    may_start=may_start,
+                    started=yielding.started,
+                    progress=lambda heard: _pass_on(job, heard),
+                )
+
             if not done.measured_elsewhere:
                 break
 

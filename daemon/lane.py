@@ -11,7 +11,7 @@ import contextlib
 import heapq
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -95,6 +95,8 @@ class Lane:
         self._stopping = False
         # Those that may send requests here; the state of stateful ones lives in the worker.
         self.sessions: set[Session] = set()
+        # Hears of each request as it arrives; for what has to keep still meanwhile.
+        self.on_request: Callable[[], None] | None = None
 
     @property
     def label(self) -> str:
@@ -133,6 +135,9 @@ class Lane:
 
     def submit(self, request: Request) -> None:
         """Takes a request; it is answered sooner or later, or at once when there is no room."""
+        if self.on_request is not None:
+            self.on_request()
+
         request.lane = self
         worker = self.worker
         if (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from math import inf
 from time import monotonic_ns
 from typing import Any, Final
@@ -31,6 +32,7 @@ class Pool:
         self._lanes: dict[tuple[str, str, str], Lane] = {}
         # The same lanes by what a request says, for the data plane.
         self._routes: dict[tuple[int, str, int], Lane] = {}
+        self._on_request: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._idle = self._loop.call_later(IDLE_CHECK_S, self._end_idle)
 
@@ -48,6 +50,7 @@ class Pool:
         lane = self._lanes.get(key)
         if lane is None:
             lane = Lane(backend, name, key[0], self._settings(name))
+            lane.on_request = self._on_request
             self._lanes[key] = lane
 
         self._routes[uid, backend, priority] = lane
@@ -69,6 +72,12 @@ class Pool:
 
     def lanes(self) -> list[Lane]:
         return list(self._lanes.values())
+
+    def watch_requests(self, callback: Callable[[], None] | None) -> None:
+        """Calls `callback` for each request as it arrives, on any lane; None ends that."""
+        self._on_request = callback
+        for lane in self._lanes.values():
+            lane.on_request = callback
 
     def idle_s(self) -> float:
         """Time since the last reply of any lane; 0 while a request waits or runs anywhere."""

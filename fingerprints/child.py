@@ -15,13 +15,14 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.fingerprints.measurement import (
     Failure,
     Report,
     Subject,
+    Value,
     own_failure,
     report_from_json,
     subject_from_json,
@@ -79,12 +80,18 @@ class TestProcess:
         *,
         environment: Mapping[str, str] | None = None,
         progress: Callable[[Subject | None, float, str], None] | None = None,
+        started: Callable[[TestProcess], None] | None = None,
     ) -> None:
         self._test = test
         self._options = options
         self._limits = limits
         self._environment = dict(os.environ if environment is None else environment)
         self._progress = progress
+        self._on_started = started
+        self._process: subprocess.Popen[bytes] | None = None
+        self._paused_at: float | None = None
+        self._paused_s = 0.0
+        self._disturbed = False
         self._outcome = Outcome()
         self._text = "the start, before any device"
         self._line = bytearray()
@@ -113,9 +120,14 @@ class TestProcess:
             loop.add_reader(pidfd, self._exited, pidfd)
             owned.callback(loop.remove_reader, pidfd)
             reason: Failure | None = None
+            self._process = process
             try:
+                if self._on_started is not None:
+                    self._on_started(self)
+
                 reason = await self._watch(process)
             finally:
+                self._process = None
                 # Before it is reaped its number, and so its group's, cannot be another's.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -133,6 +145,37 @@ class TestProcess:
 
         self._outcome.death = reason or self._ending(status)
         return self._outcome
+
+    def pause(self) -> None:
+        """Stops the process where it is; nothing when it does not run. Does not block.
+
+        The time counts against none of its limits. What is measured across it is noisy.
+        """
+        if self._process is not None and self._paused_at is None:
+            self._paused_at = time.monotonic()
+            self._disturbed = True
+            self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Ends `pause`."""
+        if self._paused_at is not None:
+            self._paused_s += time.monotonic() - self._paused_at
+            self._paused_at = None
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            # Not reaped yet: the group's number is still its own.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def _unable_s(self, process: subprocess.Popen[bytes]) -> float:
+        """Time in which it could not run: it waited for a CPU, or was paused."""
+        paused_s = self._paused_s
+        if self._paused_at is not None:
+            paused_s += time.monotonic() - self._paused_at
+
+        return waited_for_cpu_s(process.pid) + paused_s
 
     def _spawn(self, owned: contextlib.ExitStack) -> tuple[subprocess.Popen[bytes], int, int]:
         events, events_child = os.pipe()
@@ -173,7 +216,7 @@ class TestProcess:
     async def _watch(self, process: subprocess.Popen[bytes]) -> Failure | None:
         """Returns when the process is gone or has to be ended; the reason for that."""
         while not self._gone.is_set():
-            waiting_s = waited_for_cpu_s(process.pid)
+            waiting_s = self._unable_s(process)
             late = self._late(waiting_s)
             if late:
                 used_s = cpu_time_s(process.pid)
@@ -251,12 +294,14 @@ class TestProcess:
             self._expect_s = float(message["expect_s"])
         elif "begin" in message:
             outcome.begun = subject_from_json(message["begin"])
+            self._disturbed = self._paused_at is not None
             self._tell(0.0, f"{outcome.begun.name}: starting")
         elif "progress" in message:
             done, text = float(message["progress"]["done"]), str(message["progress"]["text"])
             self._tell(done, text)
         elif "report" in message:
-            outcome.reports.append(report_from_json(message["report"]))
+            report = report_from_json(message["report"])
+            outcome.reports.append(_noisy(report) if self._disturbed else report)
             outcome.begun = None
         elif "end" in message:
             outcome.ended = True
@@ -326,6 +371,15 @@ def cpu_time_s(pid: int) -> float:
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return 0.0
+
+
+def _noisy(report: Report) -> Report:
+    """The report with all its numbers flagged: it was paused while they were taken."""
+    values = tuple(
+        replace(value, noisy=True) if isinstance(value, Value) else value
+        for value in report.values
+    )
+    return replace(report, values=values)
 
 
 def _signal_name(number: int) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from switchgear.fingerprints.profile import Key, Profile
-    from switchgear.fingerprints.runner import MayStart, OnProgress, Plan
+    from switchgear.fingerprints.runner import MayStart, OnProgress, OnStarted, Plan
     from switchgear.fingerprints.store import Loaded, ProfileStore
     from switchgear.fingerprints.zones_model import Zone
 
@@ -60,13 +60,15 @@ async def refresh(
     *,
     force: bool = False,
     may_start: MayStart | None = None,
+    started: OnStarted | None = None,
     progress: OnProgress | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Refreshed:
     """Measures the stale tests of `plan`, all of them with `force`, and stores the result.
 
     A bad stored profile, or a folder that cannot be written, is a problem in the answer and
-    never an exception: the profile is still there for this run. Cancelling ends the test that
+    never an exception: the profile is still there for this run. `may_start`, `started` and
+    `progress` are as for `Runner`. Cancelling ends the test that
     runs and stores nothing.
     """
     # The lease comes before the look: what another process measured meanwhile is seen.
@@ -83,7 +85,10 @@ async def refresh(
         if stale:
             tests = tuple(test for test in plan.tests if test in stale)
             reports = await runner.run(
-                replace(plan, tests=tests), may_start=may_start, progress=progress
+                replace(plan, tests=tests),
+                may_start=may_start,
+                started=started,
+                progress=progress,
             )
 
         profile = assemble(

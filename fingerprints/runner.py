@@ -57,6 +57,7 @@ class Progress:
 
 MayStart: TypeAlias = Callable[[str], Awaitable[None]]
 OnProgress: TypeAlias = Callable[[Progress], None]
+OnStarted: TypeAlias = Callable[[TestProcess], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +113,13 @@ class Runner:
         plan: Plan,
         *,
         may_start: MayStart | None = None,
+        started: OnStarted | None = None,
         progress: OnProgress | None = None,
     ) -> None:
         self._plan = plan
         self._environment = dict(os.environ if plan.environment is None else plan.environment)
         self._may_start = may_start
+        self._started = started
         self._progress = progress
         self._waited_s = 0.0
 
@@ -247,6 +250,7 @@ class Runner:
             progress=lambda subject, done, text: self._tell(
                 position, test, subject, done, text
             ),
+            started=self._started,
         )
         try:
             return await process.run()
@@ -267,10 +271,12 @@ async def run(
     plan: Plan,
     *,
     may_start: MayStart | None = None,
+    started: OnStarted | None = None,
     progress: OnProgress | None = None,
 ) -> list[Report]:
     """`Runner(plan, ...).run()`."""
-    return await Runner(plan, may_start=may_start, progress=progress).run()
+    runner = Runner(plan, may_start=may_start, started=started, progress=progress)
+    return await runner.run()
 
 
 def merged(first: list[Report], second: list[Report]) -> list[Report]:

@@ -47,6 +47,11 @@ def request_in_flight(control: Control) -> Iterator[tuple[RawSession, int]]:
             os.kill(pid, signal.SIGCONT)
 
 
+def state_of(pid: int) -> str:
+    """The kernel's letter for what a process does: T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_no_test_starts_while_a_request_is_in_flight() -> None:
     with (
         measuring_daemon(workers=NEVER_HANGS) as daemon,
@@ -68,16 +73,26 @@ def test_no_test_starts_while_a_request_is_in_flight() -> None:
         assert list(result_of(said)["measured"]) == QUICKEST
 
 
-def test_when_the_patience_is_over_it_runs_all_the_same() -> None:
+def test_when_the_patience_is_over_it_starts_and_keeps_still_during_requests() -> None:
     with (
         measuring_daemon(workers=NEVER_HANGS, fingerprint="patience_s = 0") as daemon,
         Control(daemon.socket) as control,
         Control(daemon.socket) as other,
-        request_in_flight(control) as (session, _),
+        request_in_flight(control) as (session, pid),
     ):
-        job = control.call("RunFingerprint", tests=QUICKEST)["job"]
-        assert list(result_of(watch(other, job))["measured"]) == QUICKEST
+        said = watch(other, control.call("RunFingerprint", tests=QUICKEST)["job"])
+        while not (running := measuring_processes(daemon)):
+            pass
+
+        (test,) = running
+        while state_of(test) != "T":
+            pass
+
         assert session.is_silent(), "the request is in flight still"
+        assert state_of(test) == "T"
+        os.kill(pid, signal.SIGCONT)
+        assert error_name(session.receive()) == ""
+        assert list(result_of(said)["measured"]) == QUICKEST
 
 
 def test_a_hot_device_is_not_measured_before_it_is_cool(tmp_path: Path) -> None:
