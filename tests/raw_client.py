@@ -51,13 +51,14 @@ class Control:
 
     def __init__(self, path: Path | str) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(ANSWER_LIMIT_S)
         try:
+            # Blocking: with a time limit, a full line of waiting clients would be an error.
             self.sock.connect(str(path))
         except OSError:
             self.sock.close()
             raise
 
+        self.sock.settimeout(ANSWER_LIMIT_S)
         self._buffer = b""
 
     def __enter__(self) -> Control:
