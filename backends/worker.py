@@ -78,6 +78,12 @@ def failure(error: DriverError | SwitchgearError) -> Packet:
     }
 
 
+def _system_error(error: OSError) -> DriverError:
+    number = error.errno or errno.EIO
+    name = errno.errorcode.get(number, "EIO")
+    return DriverError("errno", number, name, error.strerror or str(error))
+
+
 def _descriptor(fds: list[int]) -> int:
     """The one descriptor of a packet.
 
@@ -236,6 +242,8 @@ class Worker:
                 first_run(instance)
         except (DriverError, SwitchgearError) as error:
             return {"op": "failed", "instance": identity, **failure(error)}
+        except OSError as error:
+            return {"op": "failed", "instance": identity, **failure(_system_error(error))}
 
         # From here on the instance owns the descriptor.
         self._instances[identity] = _Owned(instance, fds.pop(0))
@@ -263,10 +271,10 @@ class Worker:
             self._bindings[identity] = Binding(instance, layout, _descriptor(fds))
         except (DriverError, SwitchgearError) as error:
             return {"op": "unbound", "binding": identity, **failure(error)}
-        except (OSError, ValueError) as error:
-            cause = DriverError(
-                "errno", getattr(error, "errno", None) or 22, "bind", str(error)
-            )
+        except OSError as error:
+            return {"op": "unbound", "binding": identity, **failure(_system_error(error))}
+        except ValueError as error:
+            cause = BadSlot(f"the layout does not fit the model: {error}")
             return {"op": "unbound", "binding": identity, **failure(cause)}
 
         return None
@@ -347,7 +355,7 @@ def run(sock: socket.socket, name: str, options: Mapping[str, Any]) -> int:
     """
     try:
         backend = open_backend(name, options)
-    except DriverError as error:
+    except (DriverError, SwitchgearError) as error:
         worker.send(sock, {"op": "absent", **failure(error)})
         return 1
 
