@@ -131,9 +131,10 @@ def main() -> int:
     except MemoryError:
         verdict = refused(too_large(limit, shapes), lasting=False)
     except (DriverError, SwitchgearError) as error:
-        short = isinstance(error, DriverError) and error.name == "ENOMEM"
+        of_system = isinstance(error, DriverError) and error.domain == "errno"
+        short = of_system and error.name == "ENOMEM"
         cause = too_large(limit, shapes) if short else error
-        verdict = refused(cause, lasting=not short)
+        verdict = refused(cause, lasting=not of_system)
 
     sys.stdout.write(json.dumps(verdict))
     return 0

@@ -340,6 +340,7 @@ class Models:
             os.close(model.fd)
 
     def close(self) -> None:
+        self._validation.flush()
         for model in list(self._models.values()):
             self._forget(model)
 

@@ -18,6 +18,11 @@ from switchgear.ipc.errors import BY_CODE, BadModel, InternalError, SwitchgearEr
 
 MAX_VERDICT_BYTES: Final = 1 << 20
 REAP_LIMIT_S: Final = 2.0
+# Ends that are the model's doing. SIGKILL comes from the system, when its memory is full, or
+# from a person; an exit status from Python, where something is not installed as it should be.
+_CRASHES: Final = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+)
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -79,6 +84,10 @@ class Validation:
 
         return verdict
 
+    def flush(self) -> None:
+        """Waits until all verdicts are on disk; blocks."""
+        self._verdicts.flush()
+
     async def _try(self, fd: int, shapes: Shapes) -> Verdict:
         section = self._section
         ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -118,8 +127,7 @@ class Validation:
             if returncode > 0:
                 text += f": {last}"
 
-            # SIGKILL comes from the system, when its memory is full, or from a person.
-            return _refused(BadModel, text, lasting=returncode != -signal.SIGKILL)
+            return _refused(BadModel, text, lasting=-returncode in _CRASHES)
 
         try:
             verdict: Verdict = json.loads(child.stdout)
