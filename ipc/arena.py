@@ -19,6 +19,9 @@ from switchgear.ipc.slot import (
     header_bytes,
 )
 
+# Smaller ones are not worth a look at the free memory; nor may the last of it be taken.
+UNCHECKED_BYTES: Final = 1 << 20
+KEPT_FREE_BYTES: Final = 64 << 20
 F_ADD_SEALS: Final = 1033
 F_GET_SEALS: Final = 1034
 F_SEAL_SEAL: Final = 0x1
@@ -78,6 +81,19 @@ def plan(
     return Layout(size, tuple(in_places), tuple(out_places), tuple(headers))
 
 
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping (MemAvailable); None where it is not told."""
+    try:
+        with open("/proc/meminfo", encoding="ascii", errors="replace") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+
+    return None
+
+
 def create(name: str, size_bytes: int) -> int:
     """A new memfd of `size_bytes`, all of it backed by memory, sealed against resizing.
 
@@ -86,6 +102,16 @@ def create(name: str, size_bytes: int) -> int:
 
     :raises NoSpace: there is not enough memory.
     """
+    if size_bytes > UNCHECKED_BYTES:
+        # A memfd has no limit of its own: the kernel would end processes to serve it.
+        free = available_bytes()
+        if free is not None and size_bytes > free - KEPT_FREE_BYTES:
+            raise NoSpace(
+                f"the arena needs {size_bytes} bytes of memory, {free} are free",
+                bytes_needed=size_bytes,
+                bytes_free=free,
+            )
+
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(fd, 0, size_bytes)
