@@ -24,6 +24,7 @@ READ_BYTES: Final = 64 * 1024
 
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_AS_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _INT64: Final = range(-(2**63), 2**63)
 
 
@@ -110,13 +111,14 @@ def _check_shape(data: bytes) -> None:
     if bare.count(b",") + bare.count(b"[") + bare.count(b"{") > MAX_VALUES:
         raise ProtocolError(f"more than {MAX_VALUES} values in a message")
 
-    brackets = bare.translate(None, _NOT_BRACKETS)
+    # Both kinds as one: the parser refuses a pair of two kinds, and before anything deeper.
+    brackets = bare.translate(_AS_SQUARE, _NOT_BRACKETS)
     # Each round takes the innermost level away; what is left is nested deeper.
     for _ in range(MAX_NESTING):
         if not brackets:
             return
 
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        brackets = brackets.replace(b"[]", b"")
 
     if brackets:
         raise ProtocolError(f"brackets are nested deeper than {MAX_NESTING} or do not match")
