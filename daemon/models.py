@@ -194,7 +194,13 @@ class Models:
 
     @contextlib.contextmanager
     def _held(self, model: Model) -> Iterator[None]:
-        """Keeps a model and its descriptor while a job works with it, though its users go."""
+        """Keeps a model and its descriptor while a job works with it, though its users go.
+
+        :raises UnknownModel: they went before the job began.
+        """
+        if self._models.get(model.digest) is not model:
+            raise UnknownModel(f"model {model.label} was unloaded")
+
         model.holds += 1
         try:
             yield
