@@ -54,7 +54,12 @@ BAD_BYTES = {
     "deep lists": b'{"method":' + b"[" * 50_000 + b"]" * 50_000 + b"}\0",
     "deep objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"\0",
     "deep, unfinished": b"[" * 50_000 + b"\0",
-    "33 levels": b'{"parameters":' + b"[" * 32 + b"]" * 32 + b"}\0",
+    "33 levels": (
+        b'{"method":"io.switchgear.GetInfo","parameters":'
+        + b'{"a":[' * 16
+        + b"]}" * 16
+        + b"}\0"
+    ),
     "5000 digits": b'{"method":"x","parameters":{"a":' + b"9" * 5000 + b"}}\0",
     "65 bits": b'{"method":"x","parameters":{"a":18446744073709551616}}\0',
     "a huge exponent": b'{"method":"x","parameters":{"a":1e999}}\0',
