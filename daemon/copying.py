@@ -90,14 +90,18 @@ class Copies:
             raise
 
         self._running[uid] += 1
+        taken = False
         try:
             async with asyncio.timeout(COPY_LIMIT_S):
-                return await asyncio.shield(future)
+                stored = await asyncio.shield(future)
+
+            taken = True
+            return stored
         except TimeoutError:
             raise TimedOut(f"copying the model took over {COPY_LIMIT_S:g} s") from None
         except asyncio.CancelledError:
             raise Cancelled("loading was cancelled") from None
         finally:
             stop.set()
-            if not future.done():
-                future.cancel()
+            if not taken:
+                _give_up(future)
