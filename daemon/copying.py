@@ -105,3 +105,11 @@ class Copies:
             stop.set()
             if not taken:
                 _give_up(future)
+
+
+def _give_up(future: asyncio.Future[Stored]) -> None:
+    """Nobody takes the copy any more; it may have come in the same turn of the loop."""
+    if not future.done():
+        future.cancel()
+    elif not future.cancelled() and future.exception() is None:
+        os.close(future.result().fd)
