@@ -275,7 +275,8 @@ class Interface:
     async def _get_fingerprint(self, call: Call, parameters: Parameters) -> None:
         form = parameters.optional_string("format")
         parameters.done()
-        call.reply(self._service.fingerprinting.describe(form))
+        fingerprinting = await self._service.fingerprinting()
+        call.reply(fingerprinting.describe(form))
 
     async def _run_fingerprint(self, call: Call, parameters: Parameters) -> None:
         service = self._serving()
@@ -287,5 +288,7 @@ class Interface:
         if not service.is_operator(uid):
             raise PermissionDenied("only root and the daemon's own user measure the device")
 
-        job = service.fingerprinting.run(uid, quick=quick, force=force, tests=tests)
+        fingerprinting = await service.fingerprinting()
+        self._serving()
+        job = fingerprinting.run(uid, quick=quick, force=force, tests=tests)
         call.reply({"job": job.identity})

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import switchgear
 from switchgear.backends import registry
 from switchgear.daemon import status
 from switchgear.daemon.config import Configuration, ModelEntry
-from switchgear.daemon.fingerprinting import Fingerprinting
 from switchgear.daemon.instances import Instances
 from switchgear.daemon.interface import Interface
 from switchgear.daemon.jobs import Job, Jobs
@@ -32,6 +32,10 @@ from switchgear.ipc.errors import ShuttingDown, SwitchgearError, UnknownModel
 from switchgear.ipc.process import raise_descriptor_limit, set_not_dumpable
 from switchgear.ipc.record import Priority
 
+if TYPE_CHECKING:
+    from switchgear.daemon.fingerprinting import Fingerprinting
+
+FINGERPRINTING: Final = "switchgear.daemon.fingerprinting"
 # Of the stop's limit, the share in which running requests may end.
 DRAIN_SHARE: Final = 0.5
 DRAIN_CHECK_S: Final = 0.01
@@ -63,7 +67,10 @@ class Service:
         )
         self.models = Models(configuration, store, validation, instances, self.pool)
         self.sessions = Sessions(limits, self.models, self.pool, self.router)
-        self.fingerprinting = Fingerprinting(configuration, state_dir, self.jobs, self.pool)
+        self._state_dir = state_dir
+        self._fingerprinting: asyncio.Future[Fingerprinting] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._force = asyncio.Event()
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,11 +128,16 @@ class Service:
             raise
 
     def unload_model(self, model: Model, uid: int, *, force: bool) -> None:
-        """:raises ModelInUse: sessions use it and `force` is not set."""
+        """:raises ModelInUse: the configuration keeps it, or the user's sessions use it and
+        `force` is not set."""
+        operator = force and self.is_operator(uid)
+        self.models.check_unload(model, resident_too=operator)
         if force:
-            self.sessions.end_all_of(model, UnknownModel)
+            # Others keep a model that they loaded themselves.
+            everybody = uid == 0 or model.resident
+            self.sessions.end_all_of(model, None if everybody else uid, UnknownModel)
 
-        self.models.unload(model, uid, resident_too=force and self.is_operator(uid))
+        self.models.unload(model, uid, resident_too=operator)
 
     # Life.
 
@@ -155,7 +167,7 @@ class Service:
             asyncio.create_task(self._load_resident(entry, uid))
             for entry in self._configuration.models
         ]
-        reading = asyncio.create_task(self.fingerprinting.read())
+        reading = asyncio.create_task(self._read_fingerprint())
         answer = await proof
         if answer.get("ok") is True:
             self.probed["cpu"] = str(answer.get("text"))
@@ -165,11 +177,36 @@ class Service:
         if resident:
             await asyncio.wait(resident)
 
-        await reading
         if not self.stopping and self.probed:
             self.state = "serving"
             log.info("ready after %.2f s", monotonic() - self._started)
-            self.fingerprinting.begin()
+            if self._fingerprinting.done():
+                self._fingerprinting.result().begin()
+
+        await reading
+
+    async def fingerprinting(self) -> Fingerprinting:
+        """What measures the device; waits until the stored profile is read."""
+        return await asyncio.shield(self._fingerprinting)
+
+    def fingerprint_summary(self) -> dict[str, Any]:
+        """The part of `GetStatus`, whatever is known yet."""
+        if self._fingerprinting.done():
+            return self._fingerprinting.result().summary()
+
+        return {"stale": [], "measuring": False}
+
+    async def _read_fingerprint(self) -> None:
+        # Imported beside the start: its modules take longer than all the rest until the first
+        # answer may.
+        module = await asyncio.to_thread(importlib.import_module, FINGERPRINTING)
+        fingerprinting: Fingerprinting = module.Fingerprinting(
+            self._configuration, self._state_dir, self.jobs, self.pool
+        )
+        await fingerprinting.read()
+        self._fingerprinting.set_result(fingerprinting)
+        if self.ready:
+            fingerprinting.begin()
 
     async def _load_resident(self, entry: ModelEntry, uid: int) -> None:
         name = entry.name or entry.path.stem
@@ -205,7 +242,9 @@ class Service:
         self.state = "stopping"
         log.info("stopping: %d requests in flight", self.sessions.in_flight)
         self.server.stop_accepting()
-        self.fingerprinting.stop()
+        if self._fingerprinting.done():
+            self._fingerprinting.result().stop()
+
         for session in self.sessions.all():
             session.accepting = False
 

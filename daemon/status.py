@@ -43,7 +43,7 @@ def collect(service: Service, peer: Peer) -> dict[str, Any]:
             }
             for job in service.jobs.running(uid)
         ],
-        "fingerprint": service.fingerprinting.summary(),
+        "fingerprint": service.fingerprint_summary(),
         "connections": len(connections),
         "idle_connections": sum(connection.idle for connection in connections),
         "counters": service.counters(),

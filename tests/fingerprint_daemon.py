@@ -71,7 +71,8 @@ def profile_file(daemon: DaemonProcess) -> Path:
 
 
 def background_job(control: Control) -> int:
-    """The run that the start began."""
+    """The run that the start began, when the stored profile was read."""
+    control.call("GetFingerprint")
     (job,) = (j for j in control.call("GetStatus")["jobs"] if j["kind"] == "fingerprint")
     number: int = job["job"]
     return number
