@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import threading
@@ -34,6 +35,17 @@ def descriptors(pid: int) -> set[int]:
     Raises PermissionError where the process is hardened and the caller is not root.
     """
     return {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+
+
+def descriptor_targets(pid: int) -> dict[int, str]:
+    """What each open descriptor of a process leads to, for a failure's text."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for number in descriptors(pid):
+            with contextlib.suppress(OSError):
+                found[number] = os.readlink(f"/proc/{pid}/fd/{number}")
+
+    return found
 
 
 def rss_kib(pid: int) -> int:
@@ -71,7 +83,9 @@ def settles_to(daemon: DaemonProcess, before: Holdings) -> None:
     """Waits until the daemon holds what it held before; fails when it never does."""
     deadline = time.monotonic() + _SETTLE_LIMIT_S
     while (now := Holdings.of(daemon)) != before:
-        assert time.monotonic() < deadline, f"held before: {before}, now: {now}"
+        assert time.monotonic() < deadline, (
+            f"held before: {before}, now: {now}; {descriptor_targets(daemon.pid)}"
+        )
         time.sleep(_SETTLE_STEP_S)
 
 
