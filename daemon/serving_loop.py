@@ -96,6 +96,10 @@ class DataSelector(selectors.BaseSelector):
             if ready or self.scheduled or not events:
                 return ready
 
+            # A timer is due, however many records come.
+            if end is not None and monotonic() >= end:
+                return ready
+
     def _dispatch(
         self, events: list[tuple[int, int]], ready: list[tuple[selectors.SelectorKey, int]]
     ) -> None:
