@@ -145,14 +145,14 @@ class Lane:
             and worker.state == "ready"
             and not self._waiting
             and len(self._running) < self._depth
-            and not request.session.model.quarantined
+            and self.group not in request.session.model.quarantined
         ):
             self._dispatch(worker, request)
         else:
             self._enqueue(request)
 
     def _enqueue(self, request: Request) -> None:
-        if request.session.model.quarantined:
+        if self.group in request.session.model.quarantined:
             request.session.refuse(request, ModelQuarantined)
         elif self._stopping or self.absent is not None:
             request.session.refuse(request, NoBackend)
@@ -198,7 +198,7 @@ class Lane:
             if request.waiting:
                 request.waiting = False
                 self._waiting -= 1
-                if request.session.model.quarantined:
+                if self.group in request.session.model.quarantined:
                     request.session.refuse(request, ModelQuarantined)
                 else:
                     self._dispatch(worker, request)
@@ -273,7 +273,9 @@ class Lane:
         self._head_since_ns = now_ns
         self._streak = 0
         model = request.session.model
-        model.deaths = 0
+        if model.deaths:
+            model.deaths.pop(self.group, None)
+
         run_ns = RUN_NS.unpack_from(reply, RUN_OFFSET)[0]
         mean_ns = self._mean_run_ns + MEAN_WEIGHT * (run_ns - self._mean_run_ns)
         self._mean_run_ns = mean_ns
@@ -333,9 +335,9 @@ class Lane:
         """Counts a death against the model that was running, unless somebody else killed it."""
         if lost and not worker.killed_by_signal_9_from_outside:
             model = lost[0].session.model
-            model.deaths += 1
-            if model.deaths >= QUARANTINE_DEATHS and not model.quarantined:
-                model.quarantined = True
+            model.deaths[self.group] += 1
+            if model.deaths[self.group] == QUARANTINE_DEATHS:
+                model.quarantined.add(self.group)
                 log.error("model %s is quarantined: %s", model.label, worker.end_reason)
 
     def _recover(self, request: Request, *, was_running: bool, abandoned: bool) -> None:
@@ -351,7 +353,7 @@ class Lane:
 
         if session.model.state:
             session.refuse(request, StateLost)
-        elif session.model.quarantined:
+        elif self.group in session.model.quarantined:
             session.refuse(request, ModelQuarantined)
         elif request.attempts >= MAX_ATTEMPTS:
             session.refuse(request, WorkerDied)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,9 @@ class Model:
 
     `users` has each user that loaded it, with the names that the user gave it, the newest last.
     `resident_name` is its name for everybody, where the configuration keeps it loaded.
-    `holds` counts the jobs that work with it. `slowest_run_ns` and `deaths` are the lanes'.
+    `sessions` counts each user's. `holds` counts the jobs that work with it. The lanes' are
+    `slowest_run_ns`, and by isolation group `deaths` and `quarantined`: what one user's inputs
+    do to a model is nothing to the others.
     """
 
     stored: Stored
@@ -41,11 +44,11 @@ class Model:
     status: str = "loading"
     backends: dict[str, str] = field(default_factory=dict)
     timeline: list[tuple[str, int, int]] = field(default_factory=list)
-    sessions: int = 0
+    sessions: Counter[int] = field(default_factory=Counter)
     holds: int = 0
     slowest_run_ns: int = 0
-    deaths: int = 0
-    quarantined: bool = False
+    deaths: Counter[str] = field(default_factory=Counter)
+    quarantined: set[str] = field(default_factory=set)
     instance: Instance | None = None
 
     @property
@@ -58,16 +61,16 @@ class Model:
 
     @property
     def label(self) -> str:
-        """How logs and errors name it."""
-        names = [name for _, names in sorted(self.users.items()) for name in names]
-        return self.resident_name or (names[0] if names else self.digest[:12])
+        """How logs and errors name it: not by a name that only one of its users knows."""
+        if self.resident_name:
+            return self.resident_name
+
+        names = next(iter(self.users.values())) if len(self.users) == 1 else []
+        return names[0] if names else self.digest[:12]
 
     @property
     def resident(self) -> bool:
         return bool(self.resident_name)
-
-    def answers_to(self, name: str, uid: int) -> bool:
-        return name in self.users.get(uid, ()) or (self.resident and name == self.resident_name)
 
     def add_name(self, name: str | None, uid: int) -> None:
         names = self.users.setdefault(uid, [])
@@ -81,6 +84,19 @@ class Model:
     def visible_to(self, uid: int) -> bool:
         return uid == 0 or self.resident or uid in self.users
 
+    def sessions_of(self, uid: int) -> int:
+        """How many sessions this user has; of all users for root."""
+        return self.sessions.total() if uid == 0 else self.sessions[uid]
+
+    def forgive(self, group: str) -> None:
+        """Ends a group's quarantine."""
+        self.quarantined.discard(group)
+        self.deaths.pop(group, None)
+
+    def _status_for(self, uid: int) -> str:
+        bad = self.quarantined if uid == 0 else self.quarantined & {str(uid), "shared"}
+        return "quarantined" if bad else self.status
+
     def to_json(self, uid: int) -> dict[str, Any]:
         return {
             "model": self.digest,
@@ -89,7 +105,7 @@ class Model:
             "storage": self.stored.storage,
             "owner_uid": uid if uid in self.users else min(self.users, default=os.geteuid()),
             "resident": self.resident,
-            "status": "quarantined" if self.quarantined else self.status,
+            "status": self._status_for(uid),
             "inputs": [worker.spec_to_json(spec) for spec in self.inputs],
             "outputs": [worker.spec_to_json(spec) for spec in self.outputs],
             "names": self.names,
@@ -97,7 +113,7 @@ class Model:
             "operators": self.operators,
             "backends": self.backends,
             "run_us": self.run_us,
-            "sessions": self.sessions,
+            "sessions": self.sessions_of(uid),
             "timeline": [
                 {"name": name, "start_us": start, "duration_us": duration}
                 for name, start, duration in self.timeline

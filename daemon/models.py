@@ -74,8 +74,13 @@ class Models:
 
         :raises UnknownModel: the user has none of this name, or several.
         """
+        # A user's own name goes before one of the configuration's.
         for model in self._models.values():
-            if model.answers_to(text, uid):
+            if text in model.users.get(uid, ()):
+                return model
+
+        for model in self._models.values():
+            if model.resident and text == model.resident_name:
                 return model
 
         if DIGEST_PREFIX.fullmatch(text):
@@ -186,8 +191,7 @@ class Models:
             if resident:
                 model.resident_name = name or model.digest[:12]
 
-        model.quarantined = False
-        model.deaths = 0
+        model.forgive(self._pool.group_of(uid))
         self._drop_name(name, uid, model)
         model.timeline = timeline
         return model
@@ -249,8 +253,7 @@ class Models:
         with self._held(model):
             verdict = await self._validation.check(model.digest, model.fd, {}, again=True)
             model.run_us = int(verdict["run_us"])
-            model.quarantined = False
-            model.deaths = 0
+            model.forgive(self._pool.group_of(uid))
             await self._serve(job, model, uid, lambda *_: None)
 
         return model
@@ -313,16 +316,19 @@ class Models:
             for lane in self._pool.lanes():
                 lane.unload(instance)
 
-    def unload(self, model: Model, uid: int, *, resident_too: bool) -> None:
-        """Takes a user's hold away; the last one ends the model.
-
-        :raises ModelInUse: the configuration keeps it, or sessions use it.
-        """
+    def check_unload(self, model: Model, *, resident_too: bool) -> None:
+        """:raises ModelInUse: the configuration keeps it."""
         if model.resident and not resident_too:
             raise ModelInUse(f"model {model.label} is kept loaded by the configuration")
 
-        if model.sessions:
-            raise ModelInUse(f"{model.sessions} sessions use model {model.label}")
+    def unload(self, model: Model, uid: int, *, resident_too: bool) -> None:
+        """Takes a user's hold away; the last one ends the model.
+
+        :raises ModelInUse: the configuration keeps it, or sessions of the user use it.
+        """
+        self.check_unload(model, resident_too=resident_too)
+        if sessions := model.sessions_of(uid):
+            raise ModelInUse(f"{sessions} sessions use model {model.label}")
 
         model.users.pop(uid, None)
         if uid == 0:

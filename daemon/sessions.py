@@ -85,7 +85,7 @@ class Sessions:
 
         instance, outputs = self._models.instance_for(model, shapes, output_capacity_bytes)
         self._count[peer.uid] += 1
-        model.sessions += 1
+        model.sessions[peer.uid] += 1
         size = 0
         try:
             output_size = sum(spec.capacity_bytes for spec in outputs)
@@ -158,12 +158,13 @@ class Sessions:
     def _give_back(self, uid: int, size: int, model: Model, instance: Instance) -> None:
         self._count[uid] -= 1
         self._arena_bytes[uid] -= size
-        model.sessions -= 1
+        model.sessions[uid] -= 1
         self._models.release(instance)
 
-    def end_all_of(self, model: Model, error: type[SwitchgearError]) -> None:
+    def end_all_of(self, model: Model, uid: int | None, error: type[SwitchgearError]) -> None:
+        """Ends a user's sessions with a model; those of all users when `uid` is None."""
         for session in self.all():
-            if session.model is model:
+            if session.model is model and uid in (None, session.peer.uid):
                 session.go_away(error)
 
     def close(self, error: type[SwitchgearError]) -> None:

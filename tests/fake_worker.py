@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,12 @@ class FakeWorker:
 
 def fake_model(*, state: bool = False) -> Any:
     return SimpleNamespace(
-        state=state, quarantined=False, deaths=0, slowest_run_ns=0, label="fake", threads=1
+        state=state,
+        quarantined=set(),
+        deaths=Counter(),
+        slowest_run_ns=0,
+        label="fake",
+        threads=1,
     )
 
 
