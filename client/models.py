@@ -133,6 +133,7 @@ class Status(TypedDict):
     state: str
     uptime_s: float
     rss_mb: float
+    problems: list[str]
     backends: list[BackendStatus]
     workers: list[WorkerStatus]
     models: list[dict[str, Any]]

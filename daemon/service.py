@@ -17,6 +17,7 @@ import switchgear
 from switchgear.backends import registry
 from switchgear.daemon import status
 from switchgear.daemon.config import Configuration, ModelEntry
+from switchgear.daemon.copying import COPIES_PER_USER
 from switchgear.daemon.instances import Instances
 from switchgear.daemon.interface import Interface
 from switchgear.daemon.jobs import Job, Jobs
@@ -39,6 +40,8 @@ FINGERPRINTING: Final = "switchgear.daemon.fingerprinting"
 # Of the stop's limit, the share in which running requests may end.
 DRAIN_SHARE: Final = 0.5
 DRAIN_CHECK_S: Final = 0.01
+# Resident models are loaded side by side up to this many: as many as a user's copies may be.
+RESIDENT_AT_ONCE: Final = COPIES_PER_USER
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,8 @@ class Service:
         self.version = switchgear.__version__
         self.state = "starting"
         self.probed: dict[str, str] = {}
+        # What the configuration asks for and is not there, in sentences.
+        self.problems: list[str] = []
         limits = configuration.limits
         self.jobs = Jobs(limits.jobs_per_user)
         self.pool = Pool(configuration)
@@ -163,8 +168,9 @@ class Service:
         """Proves the CPU and loads the resident models; the socket answers meanwhile."""
         uid = os.geteuid()
         proof = asyncio.create_task(self.pool.lane(uid, "cpu", Priority.NORMAL).prove())
+        gate = asyncio.Semaphore(RESIDENT_AT_ONCE)
         resident = [
-            asyncio.create_task(self._load_resident(entry, uid))
+            asyncio.create_task(self._load_resident(entry, uid, gate))
             for entry in self._configuration.models
         ]
         reading = asyncio.create_task(self._read_fingerprint())
@@ -208,32 +214,46 @@ class Service:
         if self.ready:
             fingerprinting.begin()
 
-    async def _load_resident(self, entry: ModelEntry, uid: int) -> None:
-        name = entry.name or entry.path.stem
+    async def _load_resident(
+        self, entry: ModelEntry, uid: int, gate: asyncio.Semaphore
+    ) -> None:
         try:
-            fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            log.error("resident model %s: %s", entry.path, error)
-            return
+            async with gate:
+                error = await self._resident_job(entry, uid)
+        except OSError as reason:
+            error = reason.strerror or str(reason)
+        except SwitchgearError as reason:
+            error = reason.text
 
+        if error:
+            log.error("resident model %s: %s", entry.path, error)
+            self.problems.append(f"resident model {entry.path}: {error}")
+
+    async def _resident_job(self, entry: ModelEntry, uid: int) -> str:
+        """Loads a model of the configuration; why that failed, or nothing.
+
+        :raises OSError: it cannot be opened.
+        :raises SwitchgearError: it cannot be loaded.
+        """
+        name = entry.name or entry.path.stem
+        fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             size = self.models.check_load(fd, name, uid)
-        except SwitchgearError as error:
+
+            async def work(job: Job) -> dict[str, object]:
+                await self.models.load(job, fd, size, name, uid, resident=True)
+                return {}
+
+            job = self.jobs.start("load", name, uid, work)
+        except BaseException:
             os.close(fd)
-            log.error("resident model %s: %s", entry.path, error)
-            return
+            raise
 
-        async def work(job: Job) -> dict[str, object]:
-            await self.models.load(job, fd, size, name, uid, resident=True)
-            return {}
-
-        job = self.jobs.start("load", name, uid, work)
         version = job.version
         while not job.ended:
             version = await job.changed(version)
 
-        if job.error is not None:
-            log.error("resident model %s: %s", entry.path, job.error)
+        return job.error.text if job.error is not None else ""
 
     async def _shut_down(self) -> None:
         """Not ready, drain, close clients, end workers; within the limit."""

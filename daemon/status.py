@@ -23,6 +23,7 @@ def collect(service: Service, peer: Peer) -> dict[str, Any]:
     return {
         **service.info(),
         "rss_mb": rss_mb(),
+        "problems": list(service.problems),
         "backends": _backends(service),
         "workers": [
             _worker(lane) for lane in service.pool.lanes() if sees_all or lane.group == group

@@ -84,6 +84,7 @@ def faults(status: Status) -> list[str]:
         for backend in status["backends"]
         if backend["state"] != "ready"
     ]
+    found += status["problems"]
     found += [
         f"model {entry['name']} is {entry['status']}"
         for entry in status["models"]
