@@ -87,7 +87,7 @@ def test_each_call_while_descriptors_are_short(daemon: DaemonProcess, free: int)
     """It works or says NoSpace; never a fault of the daemon, and nothing stays behind."""
     fd = memfd(generate.identity((4,)))
     try:
-        with Control(daemon.socket) as control, leaves_nothing(daemon):
+        with leaves_nothing(daemon), Control(daemon.socket) as control:
             control.call("GetInfo")
             with free_descriptors(daemon, free):
                 # An arena, a pidfd, a pair of sockets and copies of two for the reply.
