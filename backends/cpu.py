@@ -40,6 +40,8 @@ MAX_NAME_CHARACTERS: Final = 256
 # Room for an output whose size depends on the input: this many times the largest seen.
 DYNAMIC_HEADROOM: Final = 4
 DYNAMIC_MINIMUM_BYTES: Final = 65536
+# The texts of failed runs that an interpreter may gather.
+REPORTED_LIMIT_CHARACTERS: Final = 16384
 
 
 def _engine_error(error: BaseException) -> DriverError:
@@ -201,6 +203,7 @@ class CpuInstance:
             raise _refusal(error, self._request) from None
 
         self._interpreter = interpreter
+        self._reported = ""
         # The wrapper's own invoke only counts references first, to find views; there are none.
         inner = getattr(interpreter, "_interpreter", None)
         self._invoke = getattr(inner, "Invoke", interpreter.invoke)
@@ -315,12 +318,27 @@ class CpuInstance:
         try:
             self._invoke()
         except (ValueError, RuntimeError) as error:
-            raise _engine_error(error) from None
+            raise self._failed_run(error) from None
 
         for engine, bytes_out in zip(memory.outputs, outputs, strict=True):
             bytes_out[:] = engine
 
         return self._entries
+
+    def _failed_run(self, error: BaseException) -> DriverError:
+        """What the engine says of this run.
+
+        It tells the texts of all failed runs, one behind the other, so only what is new counts,
+        and before that grows a new interpreter takes over; not for a model with state, which
+        would be lost.
+        """
+        text = str(error)
+        new = text.removeprefix(self._reported).strip()[:2000]
+        self._reported = text
+        if len(text) > REPORTED_LIMIT_CHARACTERS and not self.info.state:
+            self.reset()
+
+        return DriverError("tflite", 1, "ERROR", new or text[-2000:].strip())
 
     def _run_by_views(
         self, inputs: Sequence[memoryview], outputs: Sequence[memoryview]
@@ -340,7 +358,7 @@ class CpuInstance:
         try:
             self._invoke()
         except (ValueError, RuntimeError) as error:
-            raise _engine_error(error) from None
+            raise self._failed_run(error) from None
 
         return [
             self._copy_output(spec, get, details, bytes_out)

@@ -180,6 +180,23 @@ def test_an_index_outside_of_the_table_is_an_error_of_the_engine(
     assert np.array_equal(row[0], generate.lookup_table()[15])
 
 
+def test_many_runs_that_fail_are_each_told_alone(tmp_path: Path) -> None:
+    texts = set()
+    with loaded(generate.lookup(), tmp_path) as instance:
+        # Over what an interpreter may gather of them, so that a new one takes over.
+        for _ in range(400):
+            with pytest.raises(DriverError) as caught:
+                run(instance, index=np.asarray([99], np.int32))
+
+            texts.add(caught.value.text)
+
+        row = run(instance, index=np.asarray([15], np.int32))["row"]
+
+    assert len(texts) == 1
+    assert len(texts.pop()) < 100
+    assert np.array_equal(row[0], generate.lookup_table()[15])
+
+
 # Flips 64 indices between valid and not, as fast as it can, until its stdin ends.
 DISTURB = """
 import array, mmap, select, sys
