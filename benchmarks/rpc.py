@@ -101,7 +101,7 @@ def median_us(call: Callable[[], object], count: int) -> float:
 
 @contextlib.contextmanager
 def relay() -> Iterator[socket.socket]:
-    """A client's end of client, relay and echo: three processes, blocking calls, our records."""
+    """A client's end of client, relay and echo: three processes, blocking calls, our record."""
     kind = socket.SOCK_SEQPACKET
     ours, front = socket.socketpair(socket.AF_UNIX, kind)
     back, echo = socket.socketpair(socket.AF_UNIX, kind)
@@ -279,7 +279,7 @@ def _times(call: Callable[[], object], count: int) -> list[float]:
 
 
 def large_input(figures: Figures, client: Client, threads: int, count: int) -> None:
-    """A 16 MiB input: the application writes each frame, into the slot or into its own array."""
+    """A 16 MiB input: the application writes each frame, to the slot or to its own array."""
     elements = LARGE_BYTES // 4
     content = generate.leading_values(elements, 4)
     model = client.load_model(content, name="large")
