@@ -30,6 +30,10 @@ from switchgear.ipc.varlink import (
 )
 
 MAX_UNSENT_BYTES: Final = 1 << 20
+# Calls that wait behind the one that runs, before no more is read.
+MAX_WAITING_CALLS: Final = 16
+# What all connections of one user hold: unread calls and unsent replies.
+MAX_HELD_BYTES_PER_USER: Final = 64 << 20
 ACCEPTS_PER_WAKEUP: Final = 16
 ACCEPT_PAUSE_S: Final = 0.1
 INTERFACE: Final = "io.switchgear"
@@ -116,6 +120,7 @@ class Connection:
         self._closing = False
         self.closed = False
         self.calls = 0
+        self._held_bytes = 0
         self._resume_reading()
 
     def _resume_reading(self) -> None:
@@ -147,6 +152,24 @@ class Connection:
             return
 
         self._advance()
+        self._account()
+
+    def _account(self) -> None:
+        """Tells the server what this connection holds; over the user's bound it is closed."""
+        held = 0 if self.closed else len(self._reader) + self._unsent_bytes
+        change = held - self._held_bytes
+        if not change:
+            return
+
+        self._held_bytes = held
+        total = self._server.account(self.peer.uid, change)
+        if change > 0 and total > MAX_HELD_BYTES_PER_USER and not self._closing:
+            self._refuse(
+                QuotaExceeded(
+                    f"over {MAX_HELD_BYTES_PER_USER} bytes wait on the connections of user "
+                    f"{self.peer.uid}"
+                )
+            )
 
     def _advance(self) -> None:
         """Starts the next call, unless one is running or replies are waiting to be read."""
@@ -165,7 +188,8 @@ class Connection:
             self._task = self._loop.create_task(self._handle(call))
 
         # Keep reading while a call runs, so that end-of-file ends it; but bounded.
-        if self._unsent or len(self._reader) > MAX_MESSAGE_BYTES:
+        full = len(self._reader) > MAX_MESSAGE_BYTES or self._reader.waiting > MAX_WAITING_CALLS
+        if self._unsent or full:
             self._pause_reading()
         else:
             self._resume_reading()
@@ -223,6 +247,8 @@ class Connection:
         if self._unsent_bytes > MAX_UNSENT_BYTES:
             log.warning("client %d does not read its replies: dropped", self.peer.pid)
             self.close()
+        else:
+            self._account()
 
     def _flush(self) -> None:
         while self._unsent:
@@ -254,6 +280,7 @@ class Connection:
 
     def _writable(self) -> None:
         self._flush()
+        self._account()
         if self._unsent or self.closed:
             return
 
@@ -300,6 +327,7 @@ class Connection:
 
         self._unsent.clear()
         self._reader.close()
+        self._account()
         self.socket.close()
         self._server.forget(self)
 
@@ -329,6 +357,7 @@ class Server:
         self.dispatch = dispatch
         self.connections: set[Connection] = set()
         self._per_user: Counter[int] = Counter()
+        self._held_bytes: Counter[int] = Counter()
         self._limit = connections_per_user
         self._listener = listener
         self._reserve = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
@@ -394,12 +423,18 @@ class Server:
             name, parameters = error_fields(error)
             connection.close_after(encode({"error": name, "parameters": parameters}))
 
+    def account(self, uid: int, change_bytes: int) -> int:
+        """Counts what a user's connections hold; returns their sum."""
+        self._held_bytes[uid] += change_bytes
+        return self._held_bytes[uid]
+
     def forget(self, connection: Connection) -> None:
         if connection in self.connections:
             self.connections.discard(connection)
             self._per_user[connection.peer.uid] -= 1
             if not self._per_user[connection.peer.uid]:
                 del self._per_user[connection.peer.uid]
+                del self._held_bytes[connection.peer.uid]
 
     def stop_accepting(self) -> None:
         if self._resume is not None:

@@ -158,12 +158,18 @@ class MessageReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._scanned = 0
-        self._ends: list[int] = []
+        # Eight bytes each: there may be one for every byte that was read.
+        self._ends = array.array("Q")
         self._base = 0
         self._descriptors: list[tuple[int, Descriptors]] = []
 
     def __len__(self) -> int:
         return len(self._buffer)
+
+    @property
+    def waiting(self) -> int:
+        """How many messages are complete."""
+        return len(self._ends)
 
     def feed(self, data: bytes, fds: list[int]) -> None:
         """Adds what one receive returned; takes over the descriptors.
