@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
+from time import monotonic
 from typing import Any, Final
 
 from switchgear.daemon.shortage import as_no_space
@@ -18,8 +19,8 @@ from switchgear.ipc.errors import (
     UnknownJob,
 )
 
-# Ended jobs stay known this long in number, so that a client can still ask how they ended.
-KEPT_JOBS: Final = 256
+# Each user's last ended jobs stay known, so that a client can still ask how they ended.
+KEPT_PER_USER: Final = 64
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Job:
         self.total = 0
         self.result: dict[str, object] | None = None
         self.error: SwitchgearError | None = None
+        self.ended_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._begun = False
         self._cancelled = False
@@ -123,6 +125,7 @@ class Job:
                 self.error = InternalError("a fault of the daemon; its log says more")
         finally:
             self._task = None
+            self.ended_s = monotonic()
             self._tell()
 
 
@@ -147,13 +150,15 @@ class Jobs:
         self._next += 1
         self._jobs[job.identity] = job
         job._task = asyncio.get_running_loop().create_task(job._run(work))
-        self._forget_old()
+        self._forget_old(uid)
         return job
 
-    def _forget_old(self) -> None:
-        ended = [identity for identity, job in self._jobs.items() if job.ended]
-        for identity in ended[: max(0, len(ended) - KEPT_JOBS)]:
-            del self._jobs[identity]
+    def _forget_old(self, uid: int) -> None:
+        ended = [job for job in self._jobs.values() if job.ended and job.uid == uid]
+        # Not in the order of their starts: a long one has ended last.
+        ended.sort(key=lambda job: job.ended_s)
+        for job in ended[:-KEPT_PER_USER]:
+            del self._jobs[job.identity]
 
     def get(self, identity: int, uid: int) -> Job:
         """A job of this user; root sees all.

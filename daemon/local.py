@@ -22,8 +22,8 @@ from switchgear.ipc.errors import (
 )
 from switchgear.ipc.slot import TensorSpec, unpack_error, unpack_header
 
-# All outputs of one call together; base64 of them must fit a message.
-MAX_OUTPUT_BYTES: Final = 1 << 20
+# All outputs of one call together: base64 of them is below the bound of unsent replies.
+MAX_OUTPUT_BYTES: Final = 704 << 10
 
 Values = dict[str, tuple[str, tuple[int, ...], bytes]]
 

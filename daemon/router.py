@@ -42,7 +42,7 @@ class Router:
         unknown = [name for name in wanted if name not in self.installed]
         if unknown and (strict or len(unknown) == len(wanted)):
             known = ", ".join(sorted(self.installed))
-            raise UnknownBackend(f"no backend {unknown[0]!r} here; there is {known}")
+            raise UnknownBackend(f"no backend {unknown[0][:64]!r} here; there is {known}")
 
         allowed = wanted or ORDER
         usable = tuple(name for name in allowed if name in self.installed)

@@ -105,7 +105,8 @@ class WorkerProcess:
 
     def _stderr_line(self, line: str) -> None:
         if line.strip():
-            log.info("worker %s (%d): %s", self.label, self.pid, line)
+            source = {"source": self.label}
+            log.info("worker %s (%d): %s", self.label, self.pid, line, extra=source)
 
     # Packets to the worker.
 

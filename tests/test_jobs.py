@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from switchgear.daemon.jobs import KEPT_JOBS, Job, Jobs
+from switchgear.daemon.jobs import KEPT_PER_USER, Job, Jobs
 from switchgear.ipc.errors import BadModel, QuotaExceeded, UnknownJob
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def test_ended_jobs_are_forgotten_in_the_end_and_running_ones_are_not() -> None:
         running = jobs.start("load", "x", STRANGER, forever)
         first = jobs.start("load", "x", OWNER, done)
         await ended(first)
-        for _ in range(KEPT_JOBS):
+        for _ in range(KEPT_PER_USER):
             last = jobs.start("load", "x", OWNER, done)
             await ended(last)
 
@@ -243,5 +243,29 @@ def test_ended_jobs_are_forgotten_in_the_end_and_running_ones_are_not() -> None:
         assert jobs.get(last.identity, OWNER).state == "done"
         assert jobs.get(running.identity, STRANGER) is running
         await jobs.stop()
+
+    run(test)
+
+
+def test_many_jobs_of_one_user_drop_none_of_another_and_a_long_one_is_kept() -> None:
+    async def test() -> None:
+        jobs = Jobs(4)
+        go_on = asyncio.Event()
+
+        async def long(job: Job) -> dict[str, object]:
+            await go_on.wait()
+            return {}
+
+        mine = jobs.start("load", "x", STRANGER, done)
+        await ended(mine)
+        first = jobs.start("load", "x", OWNER, long)
+        for _ in range(2 * KEPT_PER_USER):
+            await ended(jobs.start("load", "x", OWNER, done))
+
+        go_on.set()
+        await ended(first)
+        await ended(jobs.start("load", "x", OWNER, done))
+        assert jobs.get(mine.identity, STRANGER) is mine
+        assert jobs.get(first.identity, OWNER) is first
 
     run(test)

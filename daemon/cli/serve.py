@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from switchgear.daemon import config, listen, paths
+from switchgear.daemon.log_limit import LogLimit
 from switchgear.daemon.service import serve
 from switchgear.daemon.serving_loop import ServingLoop
 
@@ -51,6 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())
+
     socket_path = arguments.socket or paths.socket_path()
     state_dir = arguments.state_dir or paths.state_dir()
     opener = functools.partial(listen.open_listener, socket_path.absolute())
