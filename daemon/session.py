@@ -402,8 +402,16 @@ class Session:
     # The end.
 
     def go_away(self, error: type[SwitchgearError]) -> None:
-        """Tells the client why, then ends the session."""
+        """Answers what is in flight with `error`, tells the client why, then ends the session."""
         if not self.ended:
+            for request in list(self._requests.values()):
+                self._give_up(request, error)
+                if not request.answered:
+                    # It runs, and no slot is free to give back; soon the client has none.
+                    self._outputs[request.output_slot] = Slot.POISONED
+                    reply = request.refuse(error.code, NO_SLOT, self.epoch, monotonic_ns())
+                    self._answer(request, reply)
+
             notice = record.Record(Kind.GOAWAY, epoch=self.epoch)
             notice.status_domain = 1
             notice.status_code = error.code

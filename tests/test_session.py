@@ -308,7 +308,11 @@ def test_a_worker_left_behind_keeps_its_slot(runner: asyncio.Runner) -> None:
 def test_end_of_a_model_tells_the_client_why(runner: asyncio.Runner) -> None:
     async def run() -> None:
         world = World(state=False, on_busy="wait")
+        for slot in range(SLOTS):
+            world.clients[0].send(slot, slot, Priority.DEFAULT)
+
         world.clients[0].session.go_away(ModelInUse)
+        assert world.clients[0].answers == ["ModelInUse"] * SLOTS
         assert world.clients[0].gone
         assert world.clients[0].session.ended
         world.close()
