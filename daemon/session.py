@@ -402,7 +402,7 @@ class Session:
     # The end.
 
     def go_away(self, error: type[SwitchgearError]) -> None:
-        """Answers what is in flight with `error`, tells the client why, then ends the session."""
+        """Answers what is in flight with `error`, says why to the client, ends the session."""
         if not self.ended:
             for request in list(self._requests.values()):
                 self._give_up(request, error)

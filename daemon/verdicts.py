@@ -20,6 +20,8 @@ from switchgear.ipc.dtypes import DTYPES
 from switchgear.ipc.worker import spec_from_json
 
 KEPT_VERDICTS: Final = 1024
+# Most have 1 to 4 KiB; one may have over 100, of a model made for it.
+KEPT_BYTES: Final = 8 << 20
 MAX_FILE_BYTES: Final = 64 << 20
 _SCHEMA: Final = 1
 _NUMBERS: Final = ("parse_us", "first_run_us", "run_us", "instance_bytes")
@@ -30,7 +32,8 @@ Verdict = dict[str, Any]
 
 
 class Verdicts:
-    """At most `KEPT_VERDICTS` of them; the one not asked for longest goes first.
+    """At most `KEPT_VERDICTS` of them, in `KEPT_BYTES` of JSON; the one not asked for longest
+    goes first.
 
     A verdict is not changed once it is kept.
     """
@@ -38,6 +41,8 @@ class Verdicts:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._bytes = 0
         self._lock = threading.Lock()
         self._next: OrderedDict[str, Verdict] | None = None
         self._writer: threading.Thread | None = None
@@ -53,17 +58,23 @@ class Verdicts:
 
     def keep(self, key: str, verdict: Verdict) -> None:
         """Keeps a verdict and has it written; does not block."""
-        self._verdicts[key] = verdict
-        self._verdicts.move_to_end(key)
-        while len(self._verdicts) > KEPT_VERDICTS:
-            self._verdicts.popitem(last=False)
-
+        self._add(key, verdict)
         with self._lock:
             self._next = self._verdicts.copy()
             if self._writer is None:
                 # No daemon thread: the end of the process waits for the last write.
                 self._writer = threading.Thread(target=self._write_all, name="verdicts")
                 self._writer.start()
+
+    def _add(self, key: str, verdict: Verdict) -> None:
+        size = len(key) + len(json.dumps(verdict))
+        self._bytes += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
+        self._verdicts[key] = verdict
+        self._verdicts.move_to_end(key)
+        while len(self._verdicts) > KEPT_VERDICTS or self._bytes > KEPT_BYTES:
+            oldest, _ = self._verdicts.popitem(last=False)
+            self._bytes -= self._sizes.pop(oldest)
 
     def flush(self) -> None:
         """Waits until all that was kept is in the file; blocks."""
@@ -124,7 +135,7 @@ class Verdicts:
 
             for key, verdict in data["verdicts"].items():
                 check_verdict(verdict)
-                self._verdicts[key] = verdict
+                self._add(key, verdict)
         except FileNotFoundError:
             pass
         except (
@@ -132,6 +143,8 @@ class Verdicts:
         ) as error:
             # They can be found again: start anew.
             self._verdicts.clear()
+            self._sizes.clear()
+            self._bytes = 0
             log.warning("verdicts in %s are not readable: %r", self._path, error)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from switchgear.daemon.verdicts import KEPT_VERDICTS, Verdicts, check_verdict
+from switchgear.daemon.verdicts import KEPT_BYTES, KEPT_VERDICTS, Verdicts, check_verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,6 +75,23 @@ def test_the_one_not_asked_for_longest_goes(path: Path) -> None:
     assert again.get("0") is not None
     assert again.get("1") is None
     assert again.get("2") is not None
+
+
+def test_large_verdicts_are_kept_in_a_bound_of_their_own(path: Path) -> None:
+    kept = Verdicts(path)
+    large = {**REFUSED, "text": "x" * (KEPT_BYTES // 10)}
+    for number in range(12):
+        kept.keep(str(number), large)
+
+    kept.keep("11", REFUSED)
+    kept.keep("small", REFUSED)
+    kept.flush()
+    assert path.stat().st_size < 1.1 * KEPT_BYTES
+    again = Verdicts(path)
+    for verdicts in (kept, again):
+        known = [n for n in range(12) if verdicts.get(str(n)) is not None]
+        assert known == [*range(3, 12)]
+        assert verdicts.get("small") is not None
 
 
 def test_the_newest_state_is_the_last_one_written(
