@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -318,14 +318,18 @@ class _Owned:
 
 def apply_priority(options: Mapping[str, Any]) -> None:
     """Niceness and processors as configured; a refusal is said and serving goes on."""
-    try:
-        if options.get("affinity"):
-            os.sched_setaffinity(0, options["affinity"])
-
-        if options.get("niceness"):
-            os.setpriority(os.PRIO_PROCESS, 0, options["niceness"])
-    except OSError as error:
-        print(f"priority not applied: {error}", file=sys.stderr, flush=True)  # noqa: T201
+    steps: dict[str, Callable[[Any], None]] = {
+        "affinity": lambda value: os.sched_setaffinity(0, value),
+        "niceness": lambda value: os.setpriority(os.PRIO_PROCESS, 0, value),
+    }
+    for name, apply in steps.items():
+        value = options.get(name)
+        try:
+            if value:
+                apply(value)
+        except OSError as error:
+            text = f"{name} {value} not applied: {error.strerror}"
+            print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def main() -> int:

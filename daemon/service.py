@@ -60,6 +60,9 @@ class Service:
         self.probed: dict[str, str] = {}
         # What the configuration asks for and is not there, in sentences.
         self.problems: list[str] = []
+        if missing := set(configuration.cpu.affinity) - os.sched_getaffinity(0):
+            self.problems.append(f"cpu.affinity: there is no processor {min(missing)} here")
+
         limits = configuration.limits
         self.jobs = Jobs(limits.jobs_per_user)
         self.pool = Pool(configuration)
