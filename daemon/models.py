@@ -167,6 +167,11 @@ class Models:
         try:
             timeline.append(("copy", 0, stored.copy_us))
             timeline.append(("hash", stored.copy_us, stored.hash_us))
+            if stored.path is not None:
+                # Until it is on disk for good.
+                taken_us = stored.copy_us + stored.hash_us
+                mark("store", max(0, (monotonic_ns() - begin_ns) // 1000 - taken_us))
+
             job.progress("validate")
             start_ns = monotonic_ns()
             verdict = await self._validation.check(stored.digest, stored.fd, {})
