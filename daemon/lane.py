@@ -19,21 +19,17 @@ from typing import TYPE_CHECKING, Any, Final
 from switchgear.daemon.request import Request
 from switchgear.daemon.worker_process import Events, Failure, WorkerProcess
 from switchgear.ipc.errors import (
-    BackendFailed,
     Busy,
     ModelQuarantined,
     NoBackend,
     StateLost,
-    SwitchgearError,
     WorkerDied,
-    error_from_code,
 )
 from switchgear.ipc.record import ID, ID_OFFSET, RUN_NS, RUN_OFFSET, Reason
 from switchgear.ipc.record import Backend as BackendNumber
 
 if TYPE_CHECKING:
     from switchgear.daemon.instances import Instance
-    from switchgear.daemon.models import Model
     from switchgear.daemon.session import Session
 
 # Up to this mean run time a second request is handed to the worker ahead: a more urgent one
@@ -47,6 +43,8 @@ HANG_FACTOR: Final = 20
 # Restarts: the first at once, then doubling from FIRST to LAST.
 RESTART_FIRST_S: Final = 0.1
 RESTART_LAST_S: Final = 30.0
+# Who waits for a restart comes just after it.
+RESTART_MARGIN_S: Final = 0.01
 # Requests wait for a restart that is at most this far away.
 RESTART_PATIENCE_S: Final = 1.0
 # A model is quarantined after ending this many workers in a row.
@@ -118,7 +116,13 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Whether a request sent now would wait."""
-        return self._waiting > 0 or len(self._running) >= self._depth
+        worker = self.worker
+        return (
+            worker is None
+            or worker.state != "ready"
+            or self._waiting > 0
+            or len(self._running) >= self._depth
+        )
 
     def idle_ns(self, now_ns: int) -> int:
         """Time since the last reply at monotonic `now_ns`; 0 while a request waits or runs."""
@@ -219,8 +223,8 @@ class Lane:
     def start(self) -> WorkerProcess:
         """The lane's worker, spawned when there is none. Does not wait until it is ready.
 
-        :raises NoBackend: the system has no process or descriptor for it now, or the lane was
-            stopped.
+        :raises NoBackend: it is due for a restart later, the system has no process or
+            descriptor for it now, or the lane was stopped.
         """
         if self._stopping:
             raise NoBackend("the backend is being stopped")
@@ -228,8 +232,9 @@ class Lane:
         self.used_ns = monotonic_ns()
         if self.worker is None:
             if self._restart is not None:
-                self._restart.cancel()
-                self._restart = None
+                # Whoever asks does not shorten the delay after a death.
+                wait_ms = int(self._restart_wait_s() * 1000)
+                raise NoBackend(f"the worker ended: {self.last_end}", retry_after_ms=wait_ms)
 
             events = Events(self._ready, self._replied, self._ended)
             try:
@@ -406,7 +411,7 @@ class Lane:
                 await asyncio.sleep(RESTART_FIRST_S * 2**attempt)
 
             try:
-                worker = self.start()
+                worker = await self._started()
             except NoBackend as error:
                 answer = {"ok": False, "text": error.text}
                 continue
@@ -423,18 +428,28 @@ class Lane:
 
         return answer
 
+    async def _started(self) -> WorkerProcess:
+        """`start`, after the delay where one is due.
+
+        :raises NoBackend: as `start`, but for the delay.
+        """
+        if self.worker is None and self._restart is not None:
+            await asyncio.sleep(self._restart_wait_s() + RESTART_MARGIN_S)
+
+        return self.start()
+
     async def load(self, instance: Instance) -> dict[str, Any]:
         """Loads an instance in the worker and waits for it; once more when the worker dies.
 
         :raises SwitchgearError: the backend refuses it, or two workers died of it.
         """
         for attempt in range(MAX_ATTEMPTS):
-            result = await self._load_in(self.start(), instance)
+            result = await self._load_in(await self._started(), instance)
             if not isinstance(result, Failure):
                 return result
 
             if result.code != WorkerDied.code or attempt == MAX_ATTEMPTS - 1:
-                raise load_error(result, instance.model)
+                raise result.to_error(f"model {instance.model.label}")
 
         raise WorkerDied(f"loading {instance.model.label}")
 
@@ -475,16 +490,3 @@ class Lane:
             worker.close()
 
         return worker
-
-
-def load_error(failure: Failure, model: Model) -> SwitchgearError:
-    """The error that a client gets for an instance that a worker could not load."""
-    if failure.domain == "switchgear":
-        return error_from_code(failure.code, f"model {model.label}: {failure.text}")
-
-    return BackendFailed(
-        f"model {model.label}: {failure.text}",
-        domain=failure.domain,
-        driver_code=failure.code,
-        driver_name=failure.name,
-    )

@@ -10,12 +10,16 @@ import socket
 import stat
 import struct
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Final
 
 from switchgear.ipc.errors import AlreadyRunning, BadConfiguration
 
 # A burst of clients that do not block would be turned away beyond it.
 BACKLOG: Final = 1024
+# A start holds the folder's lock for milliseconds.
+LOCK_LIMIT_S: Final = 5.0
+LOCK_STEP_S: Final = 0.02
 _FIRST_HANDED_OVER: Final = 3
 _CREDENTIALS: Final = struct.Struct("iII")
 # Variables that name handed-over descriptors; no child may see them.
@@ -111,27 +115,65 @@ def own(path: Path) -> Listener:
     A lock beside it makes two daemons that start at once see each other. A stale file of a
     daemon that is gone is removed, after nobody answered on it.
     """
-    folder = path.parent
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
-        raise BadConfiguration(f"{folder} is not a folder of this user")
-
+    folder = _private_folder(path.parent)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(lock, folder)
         _remove_stale(path)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            sock.bind(str(path))
-            sock.listen(BACKLOG)
-        except OSError as error:
-            sock.close()
-            raise BadConfiguration(f"cannot listen on {path}: {error}") from None
+        sock = _bind(path)
     finally:
         os.close(lock)
 
     return Listener(sock, path, own=True)
+
+
+def _private_folder(folder: Path) -> Path:
+    """The folder, made when it is missing; nobody else may rename or replace what is in it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = os.lstat(folder)
+    except OSError as error:
+        raise BadConfiguration(f"{folder}: {error.strerror}") from None
+
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
+        raise BadConfiguration(f"{folder} is not a folder of this user")
+
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        raise BadConfiguration(f"{folder} can be written to by others")
+
+    return folder
+
+
+def _lock(fd: int, folder: Path) -> None:
+    """Waits for a daemon that starts at the same moment; but whoever can read the folder could
+    hold the lock for ever."""
+    deadline = monotonic() + LOCK_LIMIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() > deadline:
+                raise BadConfiguration(f"another process holds the lock of {folder}") from None
+
+            sleep(LOCK_STEP_S)
+        else:
+            return
+
+
+def _bind(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    # Who may enter the folder as the group may connect; a mode set after bind would be a race.
+    mask = os.umask(0o117)
+    try:
+        sock.bind(str(path))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise BadConfiguration(f"cannot listen on {path}: {error}") from None
+    finally:
+        os.umask(mask)
+
+    return sock
 
 
 def _remove_stale(path: Path) -> None:

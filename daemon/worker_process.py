@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from switchgear.daemon.child import Child, describe_end
 from switchgear.daemon.serving_loop import unwatch, watch
 from switchgear.ipc import worker
-from switchgear.ipc.errors import ProtocolError
+from switchgear.ipc.errors import (
+    BackendFailed,
+    ProtocolError,
+    SwitchgearError,
+    error_from_code,
+)
 from switchgear.ipc.record import RECORD_BYTES, ROUTE, ROUTE_OFFSET, Kind
 
 if TYPE_CHECKING:
@@ -45,6 +50,18 @@ class Failure:
             int(packet.get("code", 0)),
             str(packet.get("name")),
             str(packet.get("text")),
+        )
+
+    def to_error(self, subject: str) -> SwitchgearError:
+        """The error that a client gets for it."""
+        if self.domain == "switchgear":
+            return error_from_code(self.code, f"{subject}: {self.text}")
+
+        return BackendFailed(
+            f"{subject}: {self.text}",
+            domain=self.domain,
+            driver_code=self.code,
+            driver_name=self.name,
         )
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import stat
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from daemon_process import DaemonProcess
+
+from switchgear.daemon import listen
+from switchgear.ipc.errors import BadConfiguration
 
 
 def run_second(daemon: DaemonProcess) -> subprocess.CompletedProcess[str]:
@@ -71,3 +78,42 @@ def test_what_is_no_socket_is_left_alone(kind: str) -> None:
         assert os.path.lexists(daemon.socket)
     finally:
         daemon.remove()
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(BadConfiguration, match="written to by others"):
+        listen.own(tmp_path / "s")
+
+
+def test_a_sticky_folder_is_taken(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    listen.own(tmp_path / "s").close()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadConfiguration, match="file"):
+        listen.own(tmp_path / "file" / "s")
+
+
+def test_the_socket_is_for_the_user_and_the_group(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        listener = listen.own(tmp_path / "s")
+    finally:
+        os.umask(before)
+
+    with closing(listener):
+        assert stat.S_IMODE(os.lstat(listener.path).st_mode) == 0o660
+
+
+def test_a_lock_that_is_held_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "LOCK_LIMIT_S", 0.05)
+    holder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        with pytest.raises(BadConfiguration, match="holds the lock"):
+            listen.own(tmp_path / "s")
+    finally:
+        os.close(holder)
