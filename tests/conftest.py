@@ -19,8 +19,20 @@ SETTLE_LIMIT_S = 2.0
 SETTLE_STEP_S = 0.02
 
 
+# What the first Python tests for the later ones too: engines, drivers, models, examples, and the
+# long rounds. The core is left: ipc, client, control plane, sessions, processes, files.
+NOT_CORE = (
+    *("cli", "cpu", "example", "face", "fingerprint", "generate", "measure", "models"),
+    *("hostile_models", "packaging", "rounds", "runner", "store_crash", "validation"),
+    *("worker_death", "dev", "devices", "zones", "profile", "yielding", "gate", "heat"),
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.path.stem.removeprefix("test_").startswith(NOT_CORE):
+            item.add_marker(pytest.mark.engine)
+
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
 
