@@ -19,8 +19,8 @@ SETTLE_LIMIT_S = 2.0
 SETTLE_STEP_S = 0.02
 
 
-# What the first Python tests for the later ones too: engines, drivers, models, examples, and the
-# long rounds. The core is left: ipc, client, control plane, sessions, processes, files.
+# What the first Python tests for the later ones too: engines, drivers, models, examples, and
+# the long rounds. The core is left: ipc, client, control plane, sessions, processes, files.
 NOT_CORE = (
     *("cli", "cpu", "example", "face", "fingerprint", "generate", "measure", "models"),
     *("hostile_models", "packaging", "rounds", "runner", "store_crash", "validation"),
