@@ -156,15 +156,16 @@ def test_the_bench_verb_lists_and_refuses_unknown_names(checkout: Checkout) -> N
 def test_test_hands_arguments_to_pytest_and_all_selects_the_slow(checkout: Checkout) -> None:
     checkout.have_every_system_package()
     partial = checkout.dev("test", "-k", "record or slot")
-    install, run = checkout.calls()
+    install, fetch, run = checkout.calls()
     assert install == "-m pip install -c constraints.txt -e .[all,dev]"
+    assert fetch.endswith("/examples/packages.py")
     assert run == "-m pytest -k record or slot"
     assert partial.returncode == 0
     assert "passed: all tests on Python 3.13.0" in partial.stderr
     assert "skipped: the later Python and tflite_runtime" in partial.stderr
 
     checkout.dev("test", "--all", "-x")
-    assert checkout.calls() == ["-m pytest -m  -x"]
+    assert checkout.calls()[1:] == ["-m pytest -m  -x"]
 
 
 def test_a_failing_run_of_pytest_fails_the_verb(checkout: Checkout) -> None:
