@@ -312,7 +312,8 @@ class CpuInstance:
         if memory is None:
             return self._run_by_views(inputs, outputs)
 
-        for engine, bytes_in in zip(memory.inputs, inputs, strict=True):
+        # Their number and lengths were checked when they were attached.
+        for engine, bytes_in in zip(memory.inputs, inputs):  # noqa: B905
             engine[:] = bytes_in
 
         try:
@@ -320,7 +321,7 @@ class CpuInstance:
         except (ValueError, RuntimeError) as error:
             raise self._failed_run(error) from None
 
-        for engine, bytes_out in zip(memory.outputs, outputs, strict=True):
+        for engine, bytes_out in zip(memory.outputs, outputs):  # noqa: B905
             bytes_out[:] = engine
 
         return self._entries

@@ -76,19 +76,33 @@ class Channel:
             if begun is None:
                 return None
 
+            interrupted = False
             try:
                 self._sock.send(begun[2], socket.MSG_NOSIGNAL)
             except OSError:
                 core.withdraw_plain(begun, slot)
                 return None
 
+            # `_receive_packet`, without its calls.
+            self._receiving = True
+            self._lock.release()
             try:
-                data = self._receive_packet(None)
+                data = self._sock.recv(RECEIVE_BYTES)
+            except (OSError, ValueError):
+                data = b""
             except BaseException:
-                request = make(self)
-                core.adopt_plain(request, begun, slot, holds)
-                self._cancel(request)
+                interrupted = True
                 raise
+            finally:
+                self._lock.acquire()
+                self._receiving = False
+                if self._waiting:
+                    self._changed.notify_all()
+
+                if interrupted:
+                    request = make(self)
+                    core.adopt_plain(request, begun, slot, holds)
+                    self._cancel(request)
 
             result = core.end_plain(data, begun, slot)
             if result is not None:

@@ -53,12 +53,21 @@ class Router:
 
     def route(self, session: Session, request: Request) -> Lane:
         """The lane for a request; sets its reason. Does not block."""
+        known = session.routes.get(request.priority)
+        if known is None:
+            known = session.routes[request.priority] = self._choose(session, request.priority)
+
+        lane, request.reason = known
+        return lane
+
+    def _choose(self, session: Session, priority: int) -> tuple[Lane, int]:
+        """The lane and the reason; they hold for the session's whole life."""
         backends = session.options.backends
         if session.model.state:
-            request.reason = _PINNED
             # Its state lives in one lane, whatever the priority of a single frame.
-            return self._pool.lane(session.peer.uid, backends[0], session.options.priority)
+            pinned = session.options.priority
+            return self._pool.lane(session.peer.uid, backends[0], pinned), _PINNED
 
         one = len(backends) == 1 and len(self.installed) > 1
-        request.reason = _REQUESTED if one else _ONLY_READY
-        return self._pool.lane(session.peer.uid, backends[0], request.priority)
+        reason = _REQUESTED if one else _ONLY_READY
+        return self._pool.lane(session.peer.uid, backends[0], priority), reason

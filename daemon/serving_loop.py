@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import select
 import selectors
 from collections.abc import Callable, Mapping
@@ -79,48 +78,52 @@ class DataSelector(selectors.BaseSelector):
         return self._keys
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        # The epoll rounds up to its milliseconds by itself.
+        wait_s = -1.0 if timeout is None else max(0.0, timeout)
         end = None if timeout is None else monotonic() + timeout
         self.scheduled = False
         ready: list[tuple[selectors.SelectorKey, int]] = []
+        callbacks = self._callbacks
         while True:
-            # Rounded up to the epoll's milliseconds, or a timer would be polled for too early.
-            wait_s = (
-                -1 if end is None else max(0.0, math.ceil((end - monotonic()) * 1e3) * 1e-3)
-            )
             try:
                 events = self._epoll.poll(wait_s, EVENTS_PER_WAKEUP)
             except InterruptedError:
                 return ready
 
-            self._dispatch(events, ready)
-            if ready or self.scheduled or not events:
-                return ready
+            for fd, event in events:
+                callback = callbacks.get(fd)
+                if callback is None:
+                    self._report(fd, event, ready)
+                    continue
 
-            # A timer is due, however many records come.
-            if end is not None and monotonic() >= end:
-                return ready
-
-    def _dispatch(
-        self, events: list[tuple[int, int]], ready: list[tuple[selectors.SelectorKey, int]]
-    ) -> None:
-        """Calls the data callbacks of `events` and adds the others to `ready`."""
-        callbacks = self._callbacks
-        for fd, event in events:
-            callback = callbacks.get(fd)
-            if callback is not None:
                 try:
                     callback()
                 except Exception:
                     log.exception("a callback of the data plane failed")
-            elif (key := self._keys.get(fd)) is not None:
-                mask = 0
-                if event & ~select.EPOLLIN:
-                    mask |= selectors.EVENT_WRITE
 
-                if event & ~select.EPOLLOUT:
-                    mask |= selectors.EVENT_READ
+            if ready or self.scheduled or not events:
+                return ready
 
-                ready.append((key, mask & key.events))
+            # A timer is due, however many records come.
+            if end is not None:
+                wait_s = end - monotonic()
+                if wait_s <= 0:
+                    return ready
+
+    def _report(
+        self, fd: int, event: int, ready: list[tuple[selectors.SelectorKey, int]]
+    ) -> None:
+        """Adds an event that is not of the data plane to those that asyncio gets."""
+        key = self._keys.get(fd)
+        if key is not None:
+            mask = 0
+            if event & ~select.EPOLLIN:
+                mask |= selectors.EVENT_WRITE
+
+            if event & ~select.EPOLLOUT:
+                mask |= selectors.EVENT_READ
+
+            ready.append((key, mask & key.events))
 
     def close(self) -> None:
         self._epoll.close()

@@ -106,6 +106,8 @@ class Session:
         self.epoch = 1
         self.answered = 0
         self.lanes: set[Lane] = set()
+        # The router's answers by priority: lane and reason.
+        self.routes: dict[int, tuple[Lane, int]] = {}
         self.accepting = True
         self.deliver: Callable[[bytes | bytearray], None] = self._send
         self._waits_when_busy = options.on_busy == "wait"
@@ -161,11 +163,20 @@ class Session:
         """Handles one record, and keeps it; what is none ends the session after one error."""
         arrival_ns = monotonic_ns()
         try:
-            record.check_request(data)
-            kind = data[0]
-            if kind == _INFER:
+            # First what every frame is, without a call: see `check_request`.
+            if (
+                len(data) == RECORD_BYTES
+                and data[0] == _INFER
+                and data[1] == record.RECORD_VERSION
+                and data.endswith(record.ZERO_AFTER_REQUEST)
+                and not data[22]
+                and not data[23]
+            ):
                 self._infer(data, arrival_ns)
-            elif kind == _CANCEL:
+                return
+
+            record.check_request(data)
+            if data[0] == _CANCEL:
                 self._cancel(data)
             else:
                 raise BadRequest("ARENA_ADD is not supported")
@@ -211,23 +222,35 @@ class Session:
             arrival_ns,
             deadline_ns,
         )
-        problem = self._problem(source, target, epoch)
-        if problem is not None:
+        inputs, outputs = self._inputs, self._outputs
+        if not (
+            source < len(inputs)
+            and inputs[source] is None
+            and target < len(outputs)
+            and outputs[target] is _OF_CLIENT
+            and self.accepting
+            and (epoch == self.epoch or not self.model.state)
+        ):
             # It never owned its slots: they stay as they are.
+            problem = self._problem(source, target, epoch)
             self.deliver(request.refuse(problem.code, target, self.epoch, arrival_ns))
             return
 
         self._requests[identity] = request
-        self._inputs[source] = request
-        self._outputs[target] = _OF_REQUEST
+        inputs[source] = request
+        outputs[target] = _OF_REQUEST
         if timeout_us:
             timeout_s = min(timeout_us / 1e6, MAX_TIMEOUT_S)
             request.timer = self._loop.call_later(timeout_s, self._expired, request)
 
-        self._submit(request)
+        lane = self._route(self, request)
+        if self._waits_when_busy and lane in self.lanes:
+            lane.submit(request)
+        else:
+            self._submit(request, lane)
 
-    def _problem(self, source: int, target: int, epoch: int) -> type[SwitchgearError] | None:
-        """Why a request cannot be taken; None when it can."""
+    def _problem(self, source: int, target: int, epoch: int) -> type[SwitchgearError]:
+        """Why a request cannot be taken."""
         if source >= len(self._inputs) or target >= len(self._outputs):
             return BadSlot
 
@@ -240,10 +263,9 @@ class Session:
         if epoch != self.epoch and self.model.state:
             return StateLost
 
-        return None if self.accepting else ShuttingDown
+        return ShuttingDown
 
-    def _submit(self, request: Request) -> None:
-        lane = self._route(self, request)
+    def _submit(self, request: Request, lane: Lane) -> None:
         if not self._waits_when_busy:
             if self.options.on_busy == "reject" and lane.busy:
                 self.refuse(request, Busy, retry_after_ms=lane.retry_after_ms())

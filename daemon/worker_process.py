@@ -91,6 +91,7 @@ class WorkerProcess:
         self.killed_by_us = False
         self.abandoned = False
         self._events = events
+        self._on_reply = events.on_reply
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(worker.MAX_PACKET_BYTES)
         self._loaded: dict[int, asyncio.Future[worker.Packet | Failure]] = {}
@@ -208,11 +209,19 @@ class WorkerProcess:
     # Packets from the worker.
 
     def _readable(self) -> None:
+        buffer = self._buffer
         try:
-            if not self._receive():
-                unwatch(self._loop, self._fd)
+            size = self._sock.recv_into(buffer)
         except BlockingIOError:
-            pass
+            return
+        except OSError:
+            size = 0
+
+        # First what every reply is, without a call: see `_take`.
+        if size == RECORD_BYTES and buffer[0] == _REPLY:
+            self._on_reply(self, buffer[:RECORD_BYTES])
+        elif not self._take(size):
+            unwatch(self._loop, self._fd)
 
     def _receive(self) -> bool:
         """Handles one packet; False at the end of the socket.
@@ -226,12 +235,16 @@ class WorkerProcess:
         except OSError:
             return False
 
+        return self._take(size)
+
+    def _take(self, size: int) -> bool:
+        """Handles the packet in the buffer; False when there is none: the end of the socket."""
         if size == 0:
             return False
 
         buffer = self._buffer
         if size == RECORD_BYTES and buffer[0] == _REPLY:
-            self._events.on_reply(self, buffer[:RECORD_BYTES])
+            self._on_reply(self, buffer[:RECORD_BYTES])
             return True
 
         try:

@@ -227,7 +227,7 @@ class Record:
 
 # Plain numbers: comparing enumerations costs more than the rest of the check.
 _FROM_CLIENT: Final = frozenset(map(int, (Kind.INFER, Kind.CANCEL, Kind.ARENA_ADD)))
-_ZERO_AFTER_REQUEST: Final = bytes(RECORD_BYTES - STATUS_OFFSET)
+ZERO_AFTER_REQUEST: Final = bytes(RECORD_BYTES - STATUS_OFFSET)
 
 
 def check(data: bytes | bytearray | memoryview) -> None:
@@ -258,7 +258,7 @@ def check_request(data: bytes | bytearray) -> None:
         len(data) == RECORD_BYTES
         and data[0] in _FROM_CLIENT
         and data[1] == RECORD_VERSION
-        and data[STATUS_OFFSET:] == _ZERO_AFTER_REQUEST
+        and data.endswith(ZERO_AFTER_REQUEST)
         and not data[22]
         and not data[23]
     ):
