@@ -38,6 +38,8 @@ from switchgear.ipc.record import NO_SLOT, RECORD_BYTES, RECORD_VERSION, Flag, K
 from switchgear.ipc.slot import (
     ENTRY,
     HEADER,
+    HEADER_ID,
+    HEADER_ID_OFFSET,
     SLOT_MAGIC,
     SLOT_VERSION,
     SlotEntry,
@@ -127,6 +129,10 @@ class SessionCore:
             if not spec.dynamic
         )
         self._usual_bytes = pack_header(0, self._usual)[HEADER.size :]
+        self._usual_header = bytearray(
+            HEADER.pack(SLOT_MAGIC, SLOT_VERSION, len(self._names), 0) + self._usual_bytes
+        )
+        self._heads = tuple(room[: self._header_bytes] for room in self._rooms)
         self._usual_views: list[Mapping[str, View] | None] = [None] * len(layout.outputs)
 
     @property
@@ -244,18 +250,25 @@ class SessionCore:
             return None
 
         fields = _REPLY.unpack(data)
+        request_id, output, _ = begun
         if (
-            fields[4] != begun[0]
+            fields[4] != request_id
             or fields[6]
             or fields[0] != _REPLY_KIND
             or fields[1] != RECORD_VERSION
-            or fields[5] != begun[1]
+            or fields[5] != output
             or self.lost is not None
         ):
             return None
 
-        self.table.outputs[slot] = begun[1]
-        return Result(self._views(fields), fields)
+        self.table.outputs[slot] = output
+        # What `_views` finds for outputs of their declared shapes, without its calls.
+        HEADER_ID.pack_into(self._usual_header, HEADER_ID_OFFSET, request_id)
+        views = self._usual_views[output]
+        if views is None or bytes(self._heads[output]) != self._usual_header:
+            views = self._views(fields)
+
+        return Result(views, fields)
 
     def adopt_plain(
         self, request: Pending, begun: tuple[int, int, bytes], slot: int, holds: bool
@@ -381,6 +394,7 @@ class SessionCore:
         """Lets the memory go; views that the app still has keep their part of it alive."""
         self._targets = ()
         self._rooms = ()
+        self._heads = ()
         self._raw = ()
         self._usual_views = []
 

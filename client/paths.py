@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Final
+
+from switchgear.ipc.places import fallback_runtime_dir
 
 SYSTEM_SOCKET: Final = "/run/switchgear/switchgear.sock"
 
@@ -21,11 +22,6 @@ def default_socket() -> str:
     folder = Path(runtime, "switchgear") if runtime else fallback_runtime_dir()
     own = folder / "switchgear.sock"
     return str(own) if _is_ours(own) else SYSTEM_SOCKET
-
-
-def fallback_runtime_dir() -> Path:
-    """A user's own folder for the socket where the system gives no `XDG_RUNTIME_DIR`."""
-    return Path(tempfile.gettempdir(), f"switchgear-{os.geteuid()}")
 
 
 def _is_ours(path: Path) -> bool:

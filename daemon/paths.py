@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from switchgear.client.paths import fallback_runtime_dir
+from switchgear.ipc.places import fallback_runtime_dir
 
 
 def _is_system() -> bool:

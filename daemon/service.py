@@ -176,7 +176,6 @@ class Service:
             asyncio.create_task(self._load_resident(entry, uid, gate))
             for entry in self._configuration.models
         ]
-        reading = asyncio.create_task(self._read_fingerprint())
         answer = await proof
         if answer.get("ok") is True:
             self.probed["cpu"] = str(answer.get("text"))
@@ -189,10 +188,8 @@ class Service:
         if not self.stopping and self.probed:
             self.state = "serving"
             log.info("ready after %.2f s", monotonic() - self._started)
-            if self._fingerprinting.done():
-                self._fingerprinting.result().begin()
 
-        await reading
+        await self._read_fingerprint()
 
     async def fingerprinting(self) -> Fingerprinting:
         """What measures the device; waits until the stored profile is read."""
@@ -206,7 +203,7 @@ class Service:
         return {"stale": [], "measuring": False}
 
     async def _read_fingerprint(self) -> None:
-        # Imported beside the start: its modules take longer than all the rest until the first
+        # Imported behind the start: its modules take longer than all the rest until the first
         # answer may.
         module = await asyncio.to_thread(importlib.import_module, FINGERPRINTING)
         fingerprinting: Fingerprinting = module.Fingerprinting(
