@@ -7,10 +7,10 @@ import itertools
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from switchgear.client.failures import error_of_code, error_of_reply, fresh
+from switchgear.client.opened import Opened, bytes_of, check_opened, slice_of
 from switchgear.client.request import Pending, RequestOptions
 from switchgear.client.result import Result
 from switchgear.client.table import RequestTable
@@ -22,7 +22,6 @@ from switchgear.client.tensors import (
     missing_inputs,
     view_of,
 )
-from switchgear.ipc.arena import Layout
 from switchgear.ipc.dtypes import DTYPES
 from switchgear.ipc.errors import (
     BadRecord,
@@ -32,7 +31,6 @@ from switchgear.ipc.errors import (
     SlotBusy,
     StateLost,
     SwitchgearError,
-    UnsupportedModel,
 )
 from switchgear.ipc.record import NO_SLOT, RECORD_BYTES, RECORD_VERSION, Flag, Kind
 from switchgear.ipc.slot import (
@@ -43,8 +41,6 @@ from switchgear.ipc.slot import (
     SLOT_MAGIC,
     SLOT_VERSION,
     SlotEntry,
-    TensorPlace,
-    TensorSpec,
     pack_header,
     unpack_error,
     unpack_header,
@@ -63,19 +59,6 @@ _GOAWAY_KIND: Final = int(Kind.GOAWAY)
 _RESET: Final = int(Flag.RESET)
 
 Targets = Mapping[str, Target]
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What OpenSession returned, without the descriptors."""
-
-    session: int
-    epoch: int
-    slots: int
-    layout: Layout
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    state: bool
 
 
 class SessionCore:
@@ -104,27 +87,27 @@ class SessionCore:
         self._fatal: SwitchgearError | None = None
         self._ids = itertools.count(1)
         self._held: set[int] = set()
-        _check(opened)
+        check_opened(opened)
         memory = memoryview(arena)
         layout = opened.layout
         self._targets: tuple[Targets, ...] = tuple(
             {
-                spec.name: Target(spec, _slice(memory, place, _bytes_of(spec)))
+                spec.name: Target(spec, slice_of(memory, place, bytes_of(spec)))
                 for spec, place in zip(opened.inputs, places, strict=True)
             }
             for places in layout.inputs[: opened.slots]
         )
         self._names = tuple(spec.name for spec in opened.outputs)
         self._limits = [spec.capacity_bytes for spec in opened.outputs]
-        self._rooms = tuple(_slice(memory, place, place.length) for place in layout.headers)
+        self._rooms = tuple(slice_of(memory, place, place.length) for place in layout.headers)
         self._raw = tuple(
-            tuple(_slice(memory, place, place.length) for place in places)
+            tuple(slice_of(memory, place, place.length) for place in places)
             for places in layout.outputs
         )
         self._header_bytes = HEADER.size + len(opened.outputs) * ENTRY.size
         # What a header says when each output has its declared shape: then the views are ready.
         self._usual = tuple(
-            SlotEntry(spec.dtype, spec.shape, _bytes_of(spec))
+            SlotEntry(spec.dtype, spec.shape, bytes_of(spec))
             for spec in opened.outputs
             if not spec.dynamic
         )
@@ -467,41 +450,3 @@ class SessionCore:
 
 def _copied(result: Result, fields: tuple[int, ...]) -> Result:
     return Result({name: copy_of(view) for name, view in result.items()}, fields)
-
-
-def _slice(memory: memoryview, place: TensorPlace, length: int) -> memoryview:
-    return memory[place.offset : place.offset + length]
-
-
-def _bytes_of(spec: TensorSpec) -> int:
-    size = DTYPES[spec.dtype].size_bytes
-    for dim in spec.shape:
-        size *= dim
-
-    return size
-
-
-def _check(opened: Opened) -> None:
-    layout = opened.layout
-    for spec in (*opened.inputs, *opened.outputs):
-        if spec.dtype not in DTYPES:
-            raise UnsupportedModel(f"tensor {spec.name!r} is of the unknown dtype {spec.dtype}")
-
-    if not 0 < opened.slots <= min(len(layout.inputs), len(layout.outputs)):
-        raise ProtocolError("the layout has fewer slots than the session")
-
-    if len(layout.headers) != len(layout.outputs):
-        raise ProtocolError("the layout has not one header for each output slot")
-
-    room = HEADER.size + len(opened.outputs) * ENTRY.size
-    fits = all(place.length >= room for place in layout.headers)
-    for specs, slots in ((opened.inputs, layout.inputs), (opened.outputs, layout.outputs)):
-        for places in slots:
-            fits = fits and len(places) == len(specs)
-            fits = fits and all(
-                place.length >= (0 if spec.dynamic else _bytes_of(spec))
-                for place, spec in zip(places, specs, strict=False)
-            )
-
-    if not fits:
-        raise ProtocolError("the layout does not fit the model's tensors")

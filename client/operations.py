@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
-from switchgear.client.core import Opened, SessionCore
+from switchgear.client.core import SessionCore
 from switchgear.client.models import (
     Info,
     Model,
@@ -20,6 +20,7 @@ from switchgear.client.models import (
     model_from_json,
     tensors_from_json,
 )
+from switchgear.client.opened import Opened
 from switchgear.client.options import SessionOptions
 from switchgear.client.result import BACKENDS, PRECISIONS, REASONS, ReplyFields, Result
 from switchgear.client.source import ModelCopy, ModelSource

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from fake_session import collected, tensor
 
-from switchgear.client.core import Opened, SessionCore
+from switchgear.client.core import SessionCore
+from switchgear.client.opened import Opened
 from switchgear.client.request import PLAIN, Pending, request_options
 from switchgear.client.result import ReplyFields
 from switchgear.ipc import arena
