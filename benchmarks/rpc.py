@@ -9,177 +9,74 @@ process are real; nothing is simulated.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench_daemon import Daemon, median_us, wait_ready
 from figures import Figures
+from relay import exchange, raw_session, relay
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import packages
 
 from switchgear.backends import generate
-from switchgear.client import Client, Session, connect
-from switchgear.ipc.errors import NotRunning
+from switchgear.client import Client, Model, Session, Slot
+from switchgear.ipc import record
 from switchgear.ipc.process import rss_mb
 
-RECORD = bytes(128)
 LARGE_BYTES = 16 << 20
-
-
-class Daemon:
-    """A daemon of our own in a temporary folder, ended with the `with` block."""
-
-    def __init__(self, configuration: str = "", cpus: set[int] | None = None) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="switchgear-bench-")
-        folder = Path(self.folder.name)
-        self.socket = str(folder / "run" / "switchgear.sock")
-        config = folder / "switchgear.toml"
-        # Its own measuring in the background would disturb ours.
-        config.write_text(configuration + "\n[fingerprint]\nenabled = false\n")
-        command = [
-            *(sys.executable, "-m", "switchgear", "serve", "--log-level=warning"),
-            *(f"--socket={self.socket}", f"--config={config}", f"--state-dir={folder}/state"),
-        ]
-        if cpus is not None:
-            command = ["taskset", "-c", ",".join(map(str, sorted(cpus))), *command]
-
-        self.started = time.perf_counter()
-        self.process = subprocess.Popen(command)
-
-    def connect(self) -> Client:
-        """Waits until it answers."""
-        while True:
-            try:
-                client = connect(self.socket)
-                client.info()
-            except NotRunning:
-                if self.process.poll() is not None:
-                    raise SystemExit("the daemon ended") from None
-
-                time.sleep(0.002)
-            else:
-                return client
-
-    def __enter__(self) -> Daemon:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        self.process.wait()
-        self.folder.cleanup()
-
-
-def wait_ready(client: Client) -> None:
-    while not client.info()["ready"]:
-        time.sleep(0.002)
-
-
-def median_us(call: Callable[[], object], count: int) -> float:
-    times = []
-    for _ in range(count):
-        begin = time.perf_counter_ns()
-        call()
-        times.append(time.perf_counter_ns() - begin)
-
-    return statistics.median(times) / 1e3
 
 
 # The smallest model over a relay.
 
 
-@contextlib.contextmanager
-def relay() -> Iterator[socket.socket]:
-    """A client's end of client, relay and echo: three processes, blocking calls, our record."""
-    kind = socket.SOCK_SEQPACKET
-    ours, front = socket.socketpair(socket.AF_UNIX, kind)
-    back, echo = socket.socketpair(socket.AF_UNIX, kind)
-    children = []
-    for mine, work in ((front, _relay), (echo, _echo)):
-        pid = os.fork()
-        if pid == 0:
-            for sock in {ours, front, back, echo} - {mine, back if work is _relay else mine}:
-                sock.close()
-
-            work(mine, back)
-            os._exit(0)
-
-        children.append(pid)
-
-    for sock in (front, back, echo):
-        sock.close()
-
-    try:
-        yield ours
-    finally:
-        ours.close()
-        for pid in children:
-            os.waitpid(pid, 0)
-
-
-def _relay(front: socket.socket, back: socket.socket) -> None:
-    while data := front.recv(256):
-        back.send(data)
-        front.send(back.recv(256))
-
-
-def _echo(sock: socket.socket, _: socket.socket) -> None:
-    while data := sock.recv(256):
-        sock.send(data)
-
-
 def null_round_trip(figures: Figures, cpus: set[int], count: int, rounds: int) -> None:
-    """The smallest model through the daemon, beside the relay."""
-    pinned = {max(cpus)}
-    ratios: dict[str, list[float]] = {"pinned": [], "free": []}
-    values: dict[str, list[float]] = {}
-    for name, allowed in (("pinned", pinned), ("free", cpus)):
+    """The smallest model through the daemon, beside the relay: the same records, sent and
+    received by the same code. Beside it with the Python client's `slot.run()`."""
+    infer = record.Record(record.Kind.INFER, 1, epoch=1, input_slot=0, output_slot=0).pack()
+    for name, allowed in (("", {max(cpus)}), ("_unpinned", cpus)):
         os.sched_setaffinity(0, allowed)
         with Daemon(cpus=allowed) as daemon, daemon.connect() as client, relay() as echo:
             wait_ready(client)
             model = client.load_model(generate.identity((1,)), name="null")
-            with client.open_session(model) as session, session.slot() as slot:
+            with (
+                client.open_session(model) as session,
+                session.slot() as slot,
+                raw_session(daemon.socket, "null") as sock,
+            ):
+                calls = (lambda: exchange(echo, infer), lambda: exchange(sock, infer), slot.run)
+                for call in calls:
+                    median_us(call, count // 4)
 
-                def through_relay(echo: socket.socket = echo) -> None:
-                    echo.send(RECORD)
-                    echo.recv(256)
-
-                median_us(slot.run, count // 4)
-                for _ in range(rounds):
-                    relay_us = median_us(through_relay, count)
-                    null_us = median_us(slot.run, count)
-                    ratios[name].append(null_us / relay_us)
-                    values.setdefault(f"{name} relay", []).append(relay_us)
-                    values.setdefault(f"{name} null", []).append(null_us)
+                rows = [[median_us(call, count) for call in calls] for _ in range(rounds)]
 
         os.sched_setaffinity(0, cpus)
-
-    us = {name: statistics.median(each) for name, each in values.items()}
-    figures.add(
-        "null_round_trip_over_relay",
-        statistics.median(ratios["pinned"]),
-        "ratio",
-        3.0,
-        how=f"medians of {rounds} rounds of {count}, all on one CPU: "
-        f"{us['pinned null']:.0f} us over {us['pinned relay']:.0f} us",
-    )
-    figures.add(
-        "null_round_trip_over_relay_unpinned",
-        statistics.median(ratios["free"]),
-        "ratio",
-        how=f"on {len(cpus)} CPUs: {us['free null']:.0f} us over {us['free relay']:.0f} us",
-    )
+        relay_us, raw_us, client_us = (
+            statistics.median(column) for column in zip(*rows, strict=True)
+        )
+        where = "all on one CPU" if not name else f"on {len(cpus)} CPUs"
+        figures.add(
+            f"null_round_trip_over_relay{name}",
+            statistics.median(raw / relay for relay, raw, _ in rows),
+            "ratio",
+            None if name else 3.0,
+            how=f"{raw_us:.0f} us over {relay_us:.0f} us, {where}, {rounds} rounds of {count}",
+        )
+        figures.add(
+            f"null_round_trip_by_client_over_relay{name}",
+            statistics.median(ours / relay for relay, _, ours in rows),
+            "ratio",
+            how=f"{client_us:.0f} us, the same with the Python client",
+        )
 
 
 # Real models.
@@ -205,12 +102,12 @@ class InProcess:
         return [self.interpreter.get_tensor(details["index"]) for details in self.outputs]
 
 
-def overhead(session: Session, inputs: dict[str, Any], count: int) -> tuple[float, float]:
+def overhead(slot: Slot, count: int) -> tuple[float, float]:
     """Medians of (round trip less the worker's run) and of the run, in milliseconds."""
     extra, runs = [], []
     for _ in range(count):
         begin = time.perf_counter()
-        result = session.run(inputs)
+        result = slot.run()
         took_ms = (time.perf_counter() - begin) * 1e3
         extra.append(took_ms - result.run_ms)
         runs.append(result.run_ms)
@@ -218,39 +115,57 @@ def overhead(session: Session, inputs: dict[str, Any], count: int) -> tuple[floa
     return statistics.median(extra), statistics.median(runs)
 
 
-def real_models(figures: Figures, client: Client, threads: int, count: int) -> None:
-    random = np.random.default_rng(1)
+def face_beside_in_process(
+    figures: Figures, threads: int, count: int, limit: float | None
+) -> None:
+    """The face model through the daemon and in this process, with the same threads."""
+    content = packages.fetch(packages.FACE_MODEL).read_bytes()
+    with Daemon(f"[cpu]\nthreads = {threads}\n") as daemon, daemon.connect() as client:
+        wait_ready(client)
+        model = client.load_model(content, name="face")
+        frame = random_frame(model)
+        inputs = {model.inputs[0].name: frame}
+        with client.open_session(model) as session:
+            ratio, ours, theirs = beside_in_process(
+                session, inputs, InProcess(content, threads), frame, count
+            )
+
+    name = "face_over_in_process" if limit else f"face_over_in_process_{threads}_threads"
+    figures.add(
+        name,
+        ratio,
+        "ratio",
+        limit,
+        how=f"{ours:.2f} ms over {theirs:.2f} ms, interleaved, both copy in and out, "
+        f"{threads} thread(s)",
+    )
+
+
+def random_frame(model: Model) -> Any:
+    shape = tuple(model.inputs[0].shape)
+    return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
+
+
+def overheads(figures: Figures, client: Client, count: int) -> None:
+    """What a round trip takes beyond the worker's run, with the threads of the default."""
     for name, member, limit_ms in (
         ("face", packages.FACE_MODEL, 0.25),
         ("palm", packages.PALM_MODEL, 0.5),
     ):
-        content = packages.fetch(member).read_bytes()
-        model = client.load_model(content, name=name)
-        shape = tuple(model.inputs[0].shape)
-        frame = random.uniform(-1, 1, shape).astype(np.float32)
-        inputs = {model.inputs[0].name: frame}
-        with client.open_session(model) as session:
-            overhead(session, inputs, count // 5)
-            extra_ms, run_ms = overhead(session, inputs, count)
-            figures.add(
-                f"{name}_overhead_ms",
-                extra_ms,
-                "ms",
-                limit_ms,
-                how=f"round trip less the worker's run ({run_ms:.2f} ms), {count} frames",
-            )
-            if name == "face":
-                ratio, ours, theirs = beside_in_process(
-                    session, inputs, InProcess(content, threads), frame, count
-                )
-                figures.add(
-                    "face_over_in_process",
-                    ratio,
-                    "ratio",
-                    1.25,
-                    how=f"{ours:.2f} ms over {theirs:.2f} ms, interleaved, both copy in and "
-                    f"out, {threads} threads",
-                )
+        model = client.load_model(packages.fetch(member), name=name)
+        with client.open_session(model) as session, session.slot() as slot:
+            np.copyto(np.asarray(slot.inputs[model.inputs[0].name]), random_frame(model))
+            overhead(slot, count // 5)
+            extra_ms, run_ms = overhead(slot, count)
+
+        figures.add(
+            f"{name}_overhead_ms",
+            extra_ms,
+            "ms",
+            limit_ms,
+            how=f"round trip less the worker's run ({run_ms:.2f} ms), input written in place, "
+            f"{count} frames",
+        )
 
 
 def beside_in_process(
@@ -472,13 +387,17 @@ def main() -> int:
     options = parser.parse_args()
     quick = options.quick
     cpus = os.sched_getaffinity(0)
-    threads = max(1, min(4, len(cpus)))
     figures = Figures()
     null_round_trip(figures, cpus, 1000 if quick else 4000, 3 if quick else 7)
+    # One thread has the limit: with as many as CPUs, daemon and app wait for one of them.
+    face_beside_in_process(figures, 1, 200 if quick else 1000, 1.25)
+    if len(cpus) > 1:
+        face_beside_in_process(figures, len(cpus), 200 if quick else 1000, None)
+
     with Daemon() as daemon, daemon.connect() as client:
         wait_ready(client)
-        real_models(figures, client, threads, 200 if quick else 1000)
-        large_input(figures, client, threads, 50 if quick else 200)
+        overheads(figures, client, 200 if quick else 1000)
+        large_input(figures, client, 1, 50 if quick else 200)
         at_rest(figures, client, daemon.process.pid, 3 if quick else 20)
 
     four_clients(figures, 1000 if quick else 4000, 3)
