@@ -113,7 +113,7 @@ class Interface:
                 "vendor": "Switchgear",
                 "product": "switchgear",
                 "version": self._service.version,
-                "url": "https://pypi.org/project/switchgear/",
+                "url": "",
                 "interfaces": [SERVICE, INTERFACE],
             }
         )
