@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rpc import Daemon, wait_ready
+from bench_daemon import Daemon, wait_ready
 
 from switchgear.backends import generate
 from switchgear.client import Session
