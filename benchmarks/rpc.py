@@ -388,7 +388,7 @@ def main() -> int:
     quick = options.quick
     cpus = os.sched_getaffinity(0)
     figures = Figures()
-    # First: on a machine that comes from minutes of full load, a start takes half as long again.
+    # First: the other parts leave the machine warm and busy.
     start_up(figures, 3 if quick else 5)
     null_round_trip(figures, cpus, 1000 if quick else 4000, 3 if quick else 7)
     # One thread has the limit: with as many as CPUs, daemon and app wait for one of them.
