@@ -23,7 +23,7 @@ from switchgear.ipc.errors import (
     SwitchgearError,
     UnsupportedModel,
 )
-from switchgear.ipc.slot import MAX_RANK, MAX_TENSORS, SlotEntry, TensorSpec
+from switchgear.ipc.slot import MAX_RANK, MAX_TENSORS, SlotEntry, TensorSpec, check_shape
 
 # The engines that have this interpreter, the preferred one first.
 ENGINES: Final = (
@@ -416,18 +416,6 @@ def _precision(interpreter: Any) -> str:
 
     floats = (np.float32, np.float16, np.float64, np.complex64)
     return "fp32" if any(d["dtype"] in floats for d in tensors) else "none"
-
-
-def check_shape(name: str, shape: Shape, signature: Shape) -> None:
-    """Holds a wanted shape against the declared one: only dimensions of -1 are free.
-
-    :raises BadShape: it changes a fixed dimension, the rank, or is not positive.
-    """
-    fits = len(shape) == len(signature) and all(
-        want > 0 and have in (-1, want) for want, have in zip(shape, signature, strict=False)
-    )
-    if not fits:
-        raise BadShape(f"input {name!r} takes {list(signature)}, not {list(shape)}")
 
 
 def dynamic_capacity(seen_bytes: int) -> int:

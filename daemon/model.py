@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from switchgear.daemon.instances import Instance
     from switchgear.daemon.model_store import Stored
     from switchgear.daemon.validation import Shapes
-    from switchgear.ipc.slot import TensorSpec
+    from switchgear.ipc.slot import TensorSpec, check_shape
 
 # Names that one user may give one model; the oldest is forgotten.
 NAMES_PER_USER: Final = 16
@@ -132,9 +132,4 @@ def check_shapes(model: Model, shapes: Shapes) -> None:
         if spec is None:
             raise BadShape(f"model {model.label} has no input {name[:140]!r}")
 
-        fits = len(shape) == len(spec.signature) and all(
-            want > 0 and have in (-1, want)
-            for want, have in zip(shape, spec.signature, strict=False)
-        )
-        if not fits:
-            raise BadShape(f"input {name!r} takes {list(spec.signature)}, not {list(shape)}")
+        check_shape(name, shape, spec.signature)

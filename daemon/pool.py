@@ -30,8 +30,6 @@ class Pool:
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
         self._lanes: dict[tuple[str, str, str], Lane] = {}
-        # The same lanes by what a request says, for the data plane.
-        self._routes: dict[tuple[int, str, int], Lane] = {}
         self._on_request: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._idle = self._loop.call_later(IDLE_CHECK_S, self._end_idle)
@@ -41,10 +39,6 @@ class Pool:
         return "shared" if self._configuration.daemon.isolation == "shared" else str(uid)
 
     def lane(self, uid: int, backend: str, priority: int) -> Lane:
-        lane = self._routes.get((uid, backend, priority))
-        if lane is not None:
-            return lane
-
         name = LANES[Priority(priority)]
         key = (self.group_of(uid), backend, name)
         lane = self._lanes.get(key)
@@ -53,7 +47,6 @@ class Pool:
             lane.on_request = self._on_request
             self._lanes[key] = lane
 
-        self._routes[uid, backend, priority] = lane
         return lane
 
     def _settings(self, name: str) -> LaneSettings:
@@ -96,7 +89,6 @@ class Pool:
                 log.info("worker %s is idle: ended", lane.label)
                 lane.stop()
                 del self._lanes[key]
-                self._routes.clear()
 
     async def stop(self, force: asyncio.Event, limit_s: float) -> None:
         """Asks every worker to end, then ends them: after `limit_s`, or when `force` is set.

@@ -70,9 +70,6 @@ class Flag(IntFlag):
     LATE = 2
 
 
-KNOWN_FLAGS: Final = int(Flag.RESET | Flag.LATE)
-
-
 class Priority(IntEnum):
     """Priority classes, the most urgent first; DEFAULT takes the session's."""
 

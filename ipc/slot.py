@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from switchgear.ipc.dtypes import DTYPES, DTYPES_BY_NUMBER
-from switchgear.ipc.errors import ProtocolError
+from switchgear.ipc.errors import BadShape, ProtocolError
 
 SLOT_MAGIC: Final = 0x544F4C53  # "SLOT" read as little-endian
 SLOT_VERSION: Final = 1
@@ -55,6 +55,18 @@ class TensorSpec:
     signature: tuple[int, ...]
     capacity_bytes: int
     dynamic: bool = False
+
+
+def check_shape(name: str, shape: tuple[int, ...], signature: tuple[int, ...]) -> None:
+    """Holds a wanted shape against the declared one: only dimensions of -1 are free.
+
+    :raises BadShape: it changes a fixed dimension, the rank, or is not positive.
+    """
+    fits = len(shape) == len(signature) and all(
+        want > 0 and have in (-1, want) for want, have in zip(shape, signature, strict=False)
+    )
+    if not fits:
+        raise BadShape(f"input {name!r} takes {list(signature)}, not {list(shape)}")
 
 
 @dataclass(frozen=True, slots=True)

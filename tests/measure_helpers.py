@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-import pytest
+from devices import missing
 
 from switchgear.fingerprints.child import Limits
 from switchgear.fingerprints.measurement import Failure, Report, Value
@@ -25,7 +25,7 @@ def lavapipe() -> Path:
     """The manifest of the software Vulkan driver; skips the test where it is not installed."""
     found = sorted(MANIFESTS.glob("lvp_icd*.json"))
     if not found:
-        pytest.skip("the software Vulkan driver (mesa-vulkan-drivers) is not installed")
+        missing("the software Vulkan driver (mesa-vulkan-drivers) is not installed")
 
     return found[0]
 
@@ -40,7 +40,7 @@ def pocl() -> Path:
     """The .icd file of the software OpenCL driver; skips where it is not installed."""
     path = VENDORS / "pocl.icd"
     if not path.exists():
-        pytest.skip("the software OpenCL driver (pocl-opencl-icd) is not installed")
+        missing("the software OpenCL driver (pocl-opencl-icd) is not installed")
 
     return path
 

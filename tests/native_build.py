@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import pytest
+from devices import missing
 
 NATIVE = Path(__file__).parent / "native"
 _FLAGS = ("-std=gnu11", "-O3", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations")
@@ -42,14 +42,14 @@ def library(name: str, *headers: str) -> Path:
     """
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("no C compiler (cc)")
+        missing("no C compiler (cc)")
 
     for header in headers:
         found = subprocess.run(
             [compiler, "-E", "-"], input=f"#include <{header}>\n".encode(), capture_output=True
         )
         if found.returncode:
-            pytest.skip(f"the C header {header} is not installed")
+            missing(f"the C header {header} is not installed")
 
     target = folder() / f"{name}.so"
     source = NATIVE / f"{name}.c"
