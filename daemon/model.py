@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.ipc import worker
 from switchgear.ipc.errors import BadShape
+from switchgear.ipc.slot import check_shape
 
 if TYPE_CHECKING:
     from switchgear.daemon.instances import Instance
     from switchgear.daemon.model_store import Stored
     from switchgear.daemon.validation import Shapes
-    from switchgear.ipc.slot import TensorSpec, check_shape
+    from switchgear.ipc.slot import TensorSpec
 
 # Names that one user may give one model; the oldest is forgotten.
 NAMES_PER_USER: Final = 16
