@@ -24,12 +24,18 @@ class LoadRequest:
     """What to load.
 
     `path` is a file this process may open and map (often of `/proc/self/fd`); its bytes never
-    change. `shapes` overrides input shapes by tensor name.
+    change. `shapes` overrides input shapes by tensor name. `cache` is the folder of this model's
+    prepared files, empty for none. Only a preparer sets `compile`: without it a backend that
+    would need its compiler raises `NotPrepared` instead. `tune_s` is the time that a search for
+    faster kernels may take there, in seconds.
     """
 
     path: str
     precision: str = "auto"
     shapes: Mapping[str, Shape] = field(default_factory=dict)
+    cache: str = ""
+    compile: bool = False
+    tune_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,18 @@ class ModelInfo:
     operators: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of a model runs on the backend's own device; the rest runs on the CPU.
+
+    `arithmetic` is the share of the multiply-adds, 0 to 1.
+    """
+
+    nodes: int
+    nodes_total: int
+    arithmetic: float
+
+
 class Instance(Protocol):
     """A loaded model, ready to run. Tensors follow the order of `info`."""
 
@@ -57,6 +75,9 @@ class Instance(Protocol):
     def precision(self) -> str:
         """The arithmetic it computes in: fp32, fp16, int8 or int4."""
         ...
+
+    @property
+    def coverage(self) -> Coverage: ...
 
     def attach_input(self, tensors: Sequence[memoryview]) -> object:
         """Prepares an input slot, given the bytes of each tensor in shared memory.
@@ -98,6 +119,17 @@ class Backend(Protocol):
     name: str
     engine: str
     engine_version: str
+    # What a load may ask for beside "auto", the fastest first.
+    precisions: tuple[str, ...]
+
+    def identity(self) -> Mapping[str, str]:
+        """What the results depend on beside the model: always `device` and `driver` (name and
+        version), more where there is more. Verdicts and caches are kept by it and by the engine's
+        version; it blocks for a driver at most at the first call.
+
+        :raises DriverError: there is no device.
+        """
+        ...
 
     def probe(self) -> str:
         """Runs something with a known answer; returns one line on what ran.
@@ -112,6 +144,7 @@ class Backend(Protocol):
         :raises DriverError: the engine refuses it.
         :raises BadShape: a shape is not one the model takes.
         :raises UnsupportedModel: it uses something the backend does not have.
+        :raises NotPrepared: it has to be compiled first, and `compile` is not set.
         """
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import math
+import platform
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from switchgear.backends.contract import Instance, LoadRequest, ModelInfo, Shape
+from switchgear.backends.contract import Coverage, Instance, LoadRequest, ModelInfo, Shape
 from switchgear.backends.cpu_memory import fixed_memory, is_allocated
 from switchgear.backends.tflite_file import read_facts
 from switchgear.ipc.dtypes import DTYPES
@@ -98,6 +99,8 @@ class CpuBackend:
     """Opened once in a worker. `threads` is the interpreter's thread count."""
 
     name = "cpu"
+    # The model's own: whatever it computes in.
+    precisions: tuple[str, ...] = ()
 
     def __init__(self, options: Mapping[str, object]) -> None:
         threads = options.get("threads", 1)
@@ -106,6 +109,10 @@ class CpuBackend:
 
         self.threads = threads
         self.engine, self.engine_version, self._module = installed_engine()
+
+    def identity(self) -> Mapping[str, str]:
+        """The processor has no driver; its architecture is the engine's choice of kernels."""
+        return {"device": platform.machine(), "driver": "none"}
 
     def probe(self) -> str:
         from switchgear.backends.cpu_probe import check_known_answer
@@ -183,6 +190,8 @@ class CpuInstance:
         self.reset()
         self.info = self._describe()
         self.precision = _precision(self._interpreter)
+        nodes = sum(self.info.operators.values())
+        self.coverage = Coverage(nodes, nodes, 1.0)
         self._entries = tuple(
             SlotEntry(spec.dtype, spec.shape, spec.capacity_bytes) for spec in self.info.outputs
         )

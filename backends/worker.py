@@ -236,6 +236,7 @@ class Worker:
                 f"/proc/self/fd/{_descriptor(fds)}",
                 str(packet.get("precision", "auto")),
                 shapes,
+                cache=str(packet.get("cache", "")),
             )
             # The interpreter maps the file; a reset opens it again: keep the descriptor.
             instance = self._backend.load(request)
@@ -290,6 +291,7 @@ class Worker:
         begin_ns = monotonic_ns()
         try:
             text = self._backend.probe()
+            identity = self._backend.identity()
         except DriverError as error:
             return {"op": "probed", "ok": False, **failure(error)}
 
@@ -298,6 +300,7 @@ class Worker:
             "ok": True,
             "text": text,
             "took_us": (monotonic_ns() - begin_ns) // 1000,
+            "identity": dict(identity),
         }
 
 
@@ -309,6 +312,7 @@ class _Owned:
         self._fd = fd
         self.info = instance.info
         self.precision = instance.precision
+        self.coverage = instance.coverage
         self.attach_input = instance.attach_input
         self.attach_output = instance.attach_output
         self.run = instance.run

@@ -29,6 +29,7 @@ FEW_ROUNDS = 6
 # Buffers of the allocator that the first rounds fill are no leak.
 WARM_UP_ROUNDS = 20
 RSS_LIMIT_KIB = 1024
+GROWTHS = 2
 SLOW_MS = 20.0
 
 
@@ -274,14 +275,20 @@ def play(
 
     wait_for_quiet(daemon)
     settled = Holdings.of(daemon)
-    before_kib = rss_kib(daemon.pid)
-    for number in range(rounds):
-        one(daemon, number)
+    grown_kib = []
+    # A leak grows each time; an allocator that takes one more block does so once.
+    for _ in range(GROWTHS):
+        before_kib = rss_kib(daemon.pid)
+        for number in range(rounds):
+            one(daemon, number)
 
-    settles_to(daemon, settled)
-    witness.is_served()
-    grown_kib = rss_kib(daemon.pid) - before_kib
-    assert grown_kib <= RSS_LIMIT_KIB, f"{grown_kib} KiB more after {rounds} rounds"
+        settles_to(daemon, settled)
+        witness.is_served()
+        grown_kib.append(rss_kib(daemon.pid) - before_kib)
+        if grown_kib[-1] <= RSS_LIMIT_KIB:
+            return
+
+    pytest.fail(f"{grown_kib} KiB more after {rounds} rounds each")
 
 
 def wait_for_quiet(daemon: DaemonProcess) -> None:
