@@ -25,6 +25,8 @@ import statistics
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
+# Part of every report, so its readers find it here too.
+from switchgear.backends.subject import Subject as Subject
 from switchgear.ipc.errors import BY_NAME, DriverError
 
 if TYPE_CHECKING:
@@ -82,37 +84,6 @@ class Failure:
 
 
 Measured: TypeAlias = Value | Failure
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What was measured, as its driver names it. A field the API does not tell is empty.
-
-    `api` is `vulkan`, `opencl`, `npu` or `cpu`; `index` is the place in that API's listing.
-    `vendor_id` and `device_id` are the PCI numbers (OpenCL tells the vendor's only), 0 where
-    unknown. UUIDs are 32 hexadecimal digits, `pci_address` is `dddd:bb:dd.f`. `device_type` is
-    `discrete`, `integrated`, `virtual`, `cpu`, `gpu`, `accelerator`, `npu`, `cluster` or
-    `other`. `platform` is the OpenCL platform's name, `library` the path of the driver or
-    delegate.
-    """
-
-    api: str
-    name: str
-    index: int = 0
-    vendor_id: int = 0
-    device_id: int = 0
-    driver_name: str = ""
-    driver_version: str = ""
-    driver_info: str = ""
-    device_uuid: str = ""
-    driver_uuid: str = ""
-    pci_address: str = ""
-    device_type: str = "other"
-    platform: str = ""
-    library: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from switchgear.fingerprints.measure.vulkan_api import Instance, Vulkan
-from switchgear.fingerprints.measure.vulkan_compute import Device
+from switchgear.backends.vulkan_compute.api import Instance, Vulkan
+from switchgear.backends.vulkan_compute.compute import Device
 from switchgear.fingerprints.measure.vulkan_matmul import relative_error
 
 SHADERS = Path(__file__).parent.parent / "fingerprints" / "shaders"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from measure_helpers import lavapipe, measure, number, plan, vulkan_drivers
 
-from switchgear.fingerprints.measure.vulkan_api import driver_version
+from switchgear.backends.vulkan_compute.api import driver_version
 from switchgear.fingerprints.measure.vulkan_matmul import (
     SIZE,
     TOLERANCE,

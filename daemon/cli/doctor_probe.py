@@ -41,7 +41,7 @@ def vulkan() -> dict[str, Any]:
     if problem:
         return _missing("vulkan loader", problem)
 
-    from switchgear.fingerprints.measure.vulkan_api import Instance, Vulkan
+    from switchgear.backends.vulkan_compute.api import Instance, Vulkan
 
     try:
         instance = Instance(Vulkan())

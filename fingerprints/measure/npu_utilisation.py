@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from switchgear.backends.mapped import library_named
 from switchgear.fingerprints.measure import busy_counters
-from switchgear.fingerprints.measure.mapped import library_named
 from switchgear.fingerprints.measure.mobilenet import (
     KINDS,
     Network,

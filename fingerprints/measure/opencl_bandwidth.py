@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from switchgear.fingerprints.measure.mapped import library_at, library_named
+from switchgear.backends.mapped import library_at, library_named
 from switchgear.fingerprints.measure.memory import MIB, available_bytes, largest_size
 from switchgear.fingerprints.measure.sampling import Contention, collect, drifted
 from switchgear.fingerprints.measurement import (

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from switchgear.backends.mapped import library_named
+from switchgear.backends.vulkan_compute.api import API_1_1, Instance, Vulkan
+from switchgear.backends.vulkan_compute.compute import HOST_POINTER, Device
+from switchgear.fingerprints.installed import drivers
 from switchgear.fingerprints.measure.sampling import Contention, collect, drifted
-from switchgear.fingerprints.measure.vulkan_api import API_1_1, Instance, Vulkan
-from switchgear.fingerprints.measure.vulkan_compute import HOST_POINTER, Device
 from switchgear.fingerprints.measurement import (
     VULKAN_MATMUL,
     Measured,
@@ -26,9 +28,9 @@ from switchgear.fingerprints.measurement import (
 from switchgear.ipc.errors import DriverError, NoBackend
 
 if TYPE_CHECKING:
+    from switchgear.backends.vulkan_compute.api import PhysicalDevice
     from switchgear.fingerprints.measure.channel import Channel
     from switchgear.fingerprints.measure.options import Options
-    from switchgear.fingerprints.measure.vulkan_api import PhysicalDevice
 
 SIZE: Final = 1024
 # Largest error over the largest element of the reference. A sum of 1024 products in fp32, in
@@ -46,7 +48,11 @@ def run(options: Options, channel: Channel) -> None:
         api = Vulkan()
         loader = api.loader_path
         instance = Instance(api)
-        devices = instance.devices()
+        library = _only_driver()
+        devices = [
+            replace(each, subject=replace(each.subject, library=library))
+            for each in instance.devices()
+        ]
     except NoBackend as error:
         failure = own_failure(VULKAN_MATMUL, error.name, error.text)
         channel.report(Report(VULKAN_MATMUL, None, (failure,)))
@@ -76,6 +82,13 @@ def run(options: Options, channel: Channel) -> None:
     # Tearing down a driver that has just failed can hang: the process's end does it then.
     if sound:
         instance.close()
+
+
+def _only_driver() -> str:
+    """The mapped file of the one installed driver that is open, empty where there are more."""
+    names = {os.path.basename(each.library) for each in drivers(VULKAN_MATMUL, os.environ)}
+    mapped = {library_named(name) for name in names if name} - {""}
+    return mapped.pop() if len(mapped) == 1 else ""
 
 
 def kernel_for(device_type: str, max_invocations: int) -> tuple[str, tuple[int, int, int]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from switchgear.fingerprints.measure.vulkan_compute import Buffer, Device
+    from switchgear.backends.vulkan_compute.compute import Buffer, Device
 
 # Values of the Vulkan specification (vulkan_core.h).
 _STORAGE_BUFFER: Final = 7

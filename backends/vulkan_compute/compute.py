@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from switchgear.fingerprints.measure.mapped import library_at
-from switchgear.fingerprints.measure.vulkan_kernel import bound_pipeline
+from switchgear.backends.mapped import library_at
+from switchgear.backends.vulkan_compute.pipeline import bound_pipeline
 from switchgear.ipc.errors import DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from switchgear.fingerprints.measure.vulkan_api import PhysicalDevice, Vulkan
+    from switchgear.backends.vulkan_compute.api import PhysicalDevice, Vulkan
 
 HOST_POINTER: Final = "VK_EXT_external_memory_host"
 WAIT_TIMEOUT_NS: Final = 8_000_000_000

@@ -8,13 +8,11 @@ keep its target alive: whoever fills a struct holds the parts until the call is 
 from __future__ import annotations
 
 import ctypes
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
-from switchgear.fingerprints.installed import drivers
-from switchgear.fingerprints.measure.mapped import library_named
-from switchgear.fingerprints.measurement import VULKAN_MATMUL, Subject
+from switchgear.backends.mapped import library_named
+from switchgear.backends.subject import Subject
 from switchgear.ipc.errors import DriverError, NoBackend
 
 API_1_1: Final = (1 << 22) | (1 << 12)
@@ -110,17 +108,16 @@ class Instance:
     def devices(self) -> list[PhysicalDevice]:
         """All physical devices in the order of the loader; raises `DriverError`.
 
-        The driver's file is known here only where one driver is open; `Device.library` always.
+        The driver's file is not told here: `Device.library` knows it.
         """
         api = self.api
         handles = api.listed("VkPhysicalDevice", "vkEnumeratePhysicalDevices", self.handle)
-        library = _only_driver()
-        return [self._describe(index, handle, library) for index, handle in enumerate(handles)]
+        return [self._describe(index, handle) for index, handle in enumerate(handles)]
 
     def close(self) -> None:
         self.api.lib.vkDestroyInstance(self.handle, self.api.ffi.NULL)
 
-    def _describe(self, index: int, handle: Any, library: str) -> PhysicalDevice:
+    def _describe(self, index: int, handle: Any) -> PhysicalDevice:
         api, ffi, lib = self.api, self.api.ffi, self.api.lib
         properties = ffi.new("VkPhysicalDeviceProperties*")
         lib.vkGetPhysicalDeviceProperties(handle, properties)
@@ -143,9 +140,7 @@ class Instance:
         lib.vkGetPhysicalDeviceMemoryProperties(handle, memory)
         return PhysicalDevice(
             handle=handle,
-            subject=replace(
-                self._subject(index, handle, properties, extensions), library=library
-            ),
+            subject=self._subject(index, handle, properties, extensions),
             api_version=properties.apiVersion,
             extensions=extensions,
             queue_family=family,
@@ -225,10 +220,3 @@ def _why() -> str:
         return str(error)
 
     return "the Python package vulkan does not find it"
-
-
-def _only_driver() -> str:
-    """The mapped file of the one installed driver that is open, empty where there are more."""
-    names = {os.path.basename(each.library) for each in drivers(VULKAN_MATMUL, os.environ)}
-    mapped = {library_named(name) for name in names if name} - {""}
-    return mapped.pop() if len(mapped) == 1 else ""

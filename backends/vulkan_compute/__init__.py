@@ -1,0 +1,1 @@
+"""Vulkan by its raw layer: the loader, a device with one compute queue, kernels, submits."""
