@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import switchgear
 from switchgear.backends import registry
-from switchgear.daemon import status
-from switchgear.daemon.config import Configuration, ModelEntry
-from switchgear.daemon.copying import COPIES_PER_USER
+from switchgear.daemon import reload, status
+from switchgear.daemon.config import Configuration
 from switchgear.daemon.instances import Instances
 from switchgear.daemon.interface import Interface
 from switchgear.daemon.jobs import Job, Jobs
 from switchgear.daemon.listen import Listener
 from switchgear.daemon.model_store import ModelStore
 from switchgear.daemon.models import Model, Models
+from switchgear.daemon.notify import Announcer, Condition, Notifier
 from switchgear.daemon.pool import Pool
+from switchgear.daemon.resident import Residents
 from switchgear.daemon.router import Router
 from switchgear.daemon.sessions import Sessions
 from switchgear.daemon.validation import Validation
 from switchgear.daemon.varlink_server import Peer, Server
-from switchgear.ipc.errors import ShuttingDown, SwitchgearError, UnknownModel
+from switchgear.ipc.errors import BadConfiguration, ShuttingDown, UnknownModel
 from switchgear.ipc.process import raise_descriptor_limit, set_not_dumpable
 from switchgear.ipc.record import Priority
 
@@ -40,8 +41,6 @@ FINGERPRINTING: Final = "switchgear.daemon.fingerprinting"
 # Of the stop's limit, the share in which running requests may end.
 DRAIN_SHARE: Final = 0.5
 DRAIN_CHECK_S: Final = 0.01
-# Resident models are loaded side by side up to this many: as many as a user's copies may be.
-RESIDENT_AT_ONCE: Final = COPIES_PER_USER
 
 log = logging.getLogger(__name__)
 
@@ -50,18 +49,25 @@ class Service:
     """One daemon on one listening socket. Create it on the running loop."""
 
     def __init__(
-        self, configuration: Configuration, listener: Listener, state_dir: Path
+        self,
+        configuration: Configuration,
+        listener: Listener,
+        state_dir: Path,
+        read_again: Callable[[], Configuration] | None = None,
     ) -> None:
+        """`read_again` is what a reload reads; it raises `BadConfiguration`."""
+        self._read_again = read_again
         self._configuration = configuration
         self._listener = listener
         self._started = monotonic()
         self.version = switchgear.__version__
         self.state = "starting"
         self.probed: dict[str, str] = {}
-        # What the configuration asks for and is not there, in sentences.
-        self.problems: list[str] = []
+        self._machine_problems: list[str] = []
+        self._reload_problems: list[str] = []
         if missing := set(configuration.cpu.affinity) - os.sched_getaffinity(0):
-            self.problems.append(f"cpu.affinity: there is no processor {min(missing)} here")
+            absent = min(missing)
+            self._machine_problems.append(f"cpu.affinity: there is no processor {absent} here")
 
         limits = configuration.limits
         self.jobs = Jobs(limits.jobs_per_user)
@@ -75,6 +81,10 @@ class Service:
         )
         self.models = Models(configuration, store, validation, instances, self.pool)
         self.sessions = Sessions(limits, self.models, self.pool, self.router)
+        self.residents = Residents(self.models, self.jobs)
+        self._proof_failed = False
+        self._announcer = Announcer(Notifier.from_environment(os.environ), self.condition)
+        self._reloads = asyncio.Lock()
         self._state_dir = state_dir
         self._fingerprinting: asyncio.Future[Fingerprinting] = (
             asyncio.get_running_loop().create_future()
@@ -93,6 +103,30 @@ class Service:
     @property
     def ready(self) -> bool:
         return self.state == "serving"
+
+    @property
+    def problems(self) -> list[str]:
+        """What the configuration asks for and is not there, in sentences."""
+        return [*self._machine_problems, *self.residents.problems, *self._reload_problems]
+
+    def condition(self) -> Condition:
+        """What systemd is told."""
+        if self.state == "starting" and self._proof_failed:
+            return Condition("failed", "the cpu backend does not run; see the log")
+
+        if self.state == "starting":
+            done, total = self.residents.done, self.residents.total
+            return Condition(self.state, f"starting: {done} of {total} models are loaded")
+
+        if self.stopping:
+            return Condition(self.state, f"stopping: {self.sessions.in_flight} requests run")
+
+        problems = self.problems
+        return Condition(
+            self.state,
+            (f"serves, but: {problems[0]}" if problems else "serving")
+            + f"; {len(self.models.all_for(0))} models, {len(self.sessions.all())} sessions",
+        )
 
     def info(self) -> dict[str, Any]:
         return {
@@ -154,11 +188,15 @@ class Service:
         start = asyncio.get_running_loop().create_task(self._start())
         self._tasks.add(start)
         start.add_done_callback(self._tasks.discard)
+        self._announcer.start()
         try:
             await self._stop.wait()
         finally:
-            start.cancel()
+            for task in list(self._tasks):
+                task.cancel()
+
             await self._shut_down()
+            self._announcer.close()
 
     def request_stop(self) -> None:
         """Stops orderly; a second time, at once."""
@@ -171,25 +209,25 @@ class Service:
         """Proves the CPU and loads the resident models; the socket answers meanwhile."""
         uid = os.geteuid()
         proof = asyncio.create_task(self.pool.lane(uid, "cpu", Priority.NORMAL).prove())
-        gate = asyncio.Semaphore(RESIDENT_AT_ONCE)
-        resident = [
-            asyncio.create_task(self._load_resident(entry, uid, gate))
-            for entry in self._configuration.models
-        ]
+        resident = asyncio.create_task(self._apply_models())
         answer = await proof
         if answer.get("ok") is True:
             self.probed["cpu"] = str(answer.get("text"))
         else:
             log.error("the cpu backend does not run: %s", answer.get("text"))
+            self._proof_failed = True
 
-        if resident:
-            await asyncio.wait(resident)
-
+        await resident
         if not self.stopping and self.probed:
             self.state = "serving"
             log.info("ready after %.2f s", monotonic() - self._started)
 
+        self._announcer.update()
         await self._read_fingerprint()
+
+    async def _apply_models(self) -> None:
+        async with self._reloads:
+            await self.residents.apply(self._configuration.models)
 
     async def fingerprinting(self) -> Fingerprinting:
         """What measures the device; waits until the stored profile is read."""
@@ -214,52 +252,41 @@ class Service:
         if self.ready:
             fingerprinting.begin()
 
-    async def _load_resident(
-        self, entry: ModelEntry, uid: int, gate: asyncio.Semaphore
-    ) -> None:
-        try:
-            async with gate:
-                error = await self._resident_job(entry, uid)
-        except OSError as reason:
-            error = reason.strerror or str(reason)
-        except SwitchgearError as reason:
-            error = reason.text
+    def request_reload(self) -> None:
+        """Reads the configuration again, and applies what can change without a restart."""
+        task = asyncio.get_running_loop().create_task(self._reload())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-        if error:
-            log.error("resident model %s: %s", entry.path, error)
-            self.problems.append(f"resident model {entry.path}: {error}")
+    async def _reload(self) -> None:
+        if self._read_again is None or self.stopping:
+            return
 
-    async def _resident_job(self, entry: ModelEntry, uid: int) -> str:
-        """Loads a model of the configuration; why that failed, or nothing.
+        async with self._reloads:
+            self._announcer.reloading()
+            try:
+                wanted = await asyncio.to_thread(self._read_again)
+            except BadConfiguration as error:
+                text = f"reload failed, the old configuration holds: {error.text}"
+                log.error("%s", text)
+                self._reload_problems = [text]
+            else:
+                result = reload.merge(self._configuration, wanted)
+                self._configuration = result.configuration
+                reload.set_log_level(result.configuration.daemon.log_level)
+                await self.residents.apply(result.configuration.models)
+                self._reload_problems = result.problems
+                text = result.text
+                log.info("%s", text)
 
-        :raises OSError: it cannot be opened.
-        :raises SwitchgearError: it cannot be loaded.
-        """
-        name = entry.name or entry.path.stem
-        fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            size = self.models.check_load(fd, name, uid)
-
-            async def work(job: Job) -> dict[str, object]:
-                await self.models.load(job, fd, size, name, uid, resident=True)
-                return {}
-
-            job = self.jobs.start("load", name, uid, work)
-        except BaseException:
-            os.close(fd)
-            raise
-
-        version = job.version
-        while not job.ended:
-            version = await job.changed(version)
-
-        return job.error.text if job.error is not None else ""
+            self._announcer.reloaded(text)
 
     async def _shut_down(self) -> None:
         """Not ready, drain, close clients, end workers; within the limit."""
         limit_s = self._configuration.daemon.stop_limit_s
         deadline = monotonic() + limit_s
         self.state = "stopping"
+        self._announcer.update()
         log.info("stopping: %d requests in flight", self.sessions.in_flight)
         self.server.stop_accepting()
         if self._fingerprinting.done():
@@ -298,8 +325,11 @@ async def serve(
     open_listener: Callable[[], Listener],
     state_dir: Path,
     on_listening: Callable[[Service], None] | None = None,
+    read_again: Callable[[], Configuration] | None = None,
 ) -> None:
     """Runs a daemon until SIGTERM or SIGINT; a second signal stops at once.
+
+    SIGHUP reads the configuration again with `read_again`.
 
     :raises AlreadyRunning: another daemon has the socket.
     :raises BadConfiguration: the socket or a folder is not usable.
@@ -314,7 +344,7 @@ async def serve(
 
     listener = open_listener()
     try:
-        service = Service(configuration, listener, state_dir)
+        service = Service(configuration, listener, state_dir, read_again)
     except BaseException:
         listener.close()
         raise
@@ -322,6 +352,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.request_stop)
 
+    loop.add_signal_handler(signal.SIGHUP, service.request_reload)
     if signals:
         service.request_stop()
 

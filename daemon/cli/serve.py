@@ -44,11 +44,20 @@ def _load(path: Path | None) -> config.Configuration:
     return config.load(path)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _read(arguments: argparse.Namespace) -> config.Configuration:
+    """The configuration, with what the command line overrules."""
     configuration = _load(arguments.config)
-    level = arguments.log_level or configuration.daemon.log_level
+    if arguments.log_level is None:
+        return configuration
+
+    section = configuration.daemon.model_copy(update={"log_level": arguments.log_level})
+    return configuration.model_copy(update={"daemon": section})
+
+
+def run(arguments: argparse.Namespace) -> int:
+    configuration = _read(arguments)
     logging.basicConfig(
-        level=level.upper(),
+        level=configuration.daemon.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
@@ -58,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     socket_path = arguments.socket or paths.socket_path()
     state_dir = arguments.state_dir or paths.state_dir()
     opener = functools.partial(listen.open_listener, socket_path.absolute())
+    read_again = functools.partial(_read, arguments)
     with asyncio.Runner(loop_factory=ServingLoop) as runner:
-        runner.run(serve(configuration, opener, state_dir))
+        runner.run(serve(configuration, opener, state_dir, read_again=read_again))
 
     return 0
