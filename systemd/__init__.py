@@ -1,0 +1,1 @@
+"""Unit files and their companions, as data: `switchgear install-service` writes them."""
