@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from switchgear.daemon.telemetry.address import check_address
 from switchgear.ipc.errors import BadConfiguration
 
 # Strict: `threads = true` is no number, and neither is `threads = "2"`.
@@ -107,6 +108,13 @@ class ThermalSection(_Section):
     sysfs_root: Path = Path("/sys")
 
 
+class MetricsSection(_Section):
+    """`listen`: where Prometheus may ask, `127.0.0.1:9464` (loopback only) or `unix:/path`;
+    empty for nowhere. They are always there on the control socket."""
+
+    listen: Annotated[str, AfterValidator(check_address)] = ""
+
+
 class ModelEntry(_Section):
     """A model to keep loaded for every user."""
 
@@ -124,6 +132,7 @@ class Configuration(_Section):
     validation: ValidationSection = ValidationSection()
     fingerprint: FingerprintSection = FingerprintSection()
     thermal: ThermalSection = ThermalSection()
+    metrics: MetricsSection = MetricsSection()
     models: tuple[ModelEntry, ...] = ()
 
 

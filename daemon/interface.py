@@ -70,6 +70,7 @@ class Interface:
             f"{SERVICE}.GetInterfaceDescription": self._interface_description,
             f"{INTERFACE}.GetInfo": self._get_info,
             f"{INTERFACE}.GetStatus": self._get_status,
+            f"{INTERFACE}.GetMetrics": self._get_metrics,
             f"{INTERFACE}.LoadModel": self._load_model,
             f"{INTERFACE}.WatchJob": self._watch_job,
             f"{INTERFACE}.CancelJob": self._cancel_job,
@@ -136,6 +137,10 @@ class Interface:
     async def _get_status(self, call: Call, parameters: Parameters) -> None:
         parameters.done()
         call.reply(self._service.status(call.peer))
+
+    async def _get_metrics(self, call: Call, parameters: Parameters) -> None:
+        parameters.done()
+        call.reply({"text": await self._service.metrics.text(call.peer.uid)})
 
     def _serving(self) -> Service:
         """The service, for what is new work.

@@ -28,6 +28,7 @@ from switchgear.daemon.pool import Pool
 from switchgear.daemon.resident import Residents
 from switchgear.daemon.router import Router
 from switchgear.daemon.sessions import Sessions
+from switchgear.daemon.telemetry.metrics import Metrics
 from switchgear.daemon.validation import Validation
 from switchgear.daemon.varlink_server import Peer, Server
 from switchgear.ipc.errors import BadConfiguration, ShuttingDown, UnknownModel
@@ -81,6 +82,8 @@ class Service:
         )
         self.models = Models(configuration, store, validation, instances, self.pool)
         self.sessions = Sessions(limits, self.models, self.pool, self.router)
+        self.metrics = Metrics(self)
+        self.sessions.meter = self.metrics.requests.meter
         self.residents = Residents(self.models, self.jobs)
         self._proof_failed = False
         self._announcer = Announcer(Notifier.from_environment(os.environ), self.condition)
@@ -107,7 +110,12 @@ class Service:
     @property
     def problems(self) -> list[str]:
         """What the configuration asks for and is not there, in sentences."""
-        return [*self._machine_problems, *self.residents.problems, *self._reload_problems]
+        return [
+            *self._machine_problems,
+            *self.residents.problems,
+            *self._reload_problems,
+            *self.metrics.problems,
+        ]
 
     def condition(self) -> Condition:
         """What systemd is told."""
@@ -189,6 +197,7 @@ class Service:
         self._tasks.add(start)
         start.add_done_callback(self._tasks.discard)
         self._announcer.start()
+        await self.metrics.open(self._configuration.metrics.listen)
         try:
             await self._stop.wait()
         finally:
@@ -298,6 +307,7 @@ class Service:
         await self._drain(monotonic() + DRAIN_SHARE * limit_s)
         await self._unless_forced(self.jobs.stop(), (deadline - monotonic()) / 3)
         self.sessions.close(ShuttingDown)
+        self.metrics.close()
         self.server.close()
         await self.pool.stop(self._force, max(0.1, (deadline - monotonic()) / 2))
         self.models.close()

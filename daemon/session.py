@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from switchgear.daemon.instances import Instance
     from switchgear.daemon.lane import Lane
     from switchgear.daemon.models import Model
+    from switchgear.daemon.telemetry.requests import Meter
     from switchgear.daemon.varlink_server import Peer
 
 MAX_TIMEOUT_S: Final = 86400.0
@@ -110,6 +111,8 @@ class Session:
         self.routes: dict[int, tuple[Lane, int]] = {}
         self.accepting = True
         self.deliver: Callable[[bytes | bytearray], None] = self._send
+        # Counts what is answered; None where nobody wants to know.
+        self.meter: Meter | None = None
         self._waits_when_busy = options.on_busy == "wait"
         self._route = route
         self._on_end = on_end
@@ -197,6 +200,9 @@ class Session:
         reply.status_domain = 1
         reply.status_code = code
         reply.temperature_age_ms = record.NO_READING
+        if self.meter is not None:
+            self.meter.rejected(code)
+
         self.deliver(reply.pack())
 
     def _infer(self, data: bytearray, arrival_ns: int) -> None:
@@ -233,6 +239,9 @@ class Session:
         ):
             # It never owned its slots: they stay as they are.
             problem = self._problem(source, target, epoch)
+            if self.meter is not None:
+                self.meter.rejected(problem.code)
+
             self.deliver(request.refuse(problem.code, target, self.epoch, arrival_ns))
             return
 
@@ -329,6 +338,9 @@ class Session:
             request.timer.cancel()
             request.timer = None
 
+        if self.meter is not None:
+            self.meter.refused(request, reply, monotonic_ns())
+
         if not self.ended:
             self.deliver(reply)
 
@@ -372,6 +384,8 @@ class Session:
             reply[2] |= _LATE
 
         self.deliver(reply)
+        if self.meter is not None:
+            self.meter.finished(request, reply, run_ns, now_ns)
 
     def unpoison(self, request: Request) -> bool:
         """Its worker is reaped: nobody writes to its slot. True when it needs another run."""
@@ -464,6 +478,9 @@ class Session:
 
         for lane in self.lanes:
             lane.forget(self)
+
+        if self.meter is not None:
+            self.meter.close()
 
         with contextlib.suppress(OSError):
             os.close(self.arena_fd)

@@ -7,8 +7,9 @@ import contextlib
 import os
 import socket
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from switchgear.daemon.config import LimitsSection
 from switchgear.daemon.instances import Instance
@@ -27,6 +28,9 @@ from switchgear.ipc.errors import (
 )
 from switchgear.ipc.slot import TensorSpec
 from switchgear.ipc.worker import layout_to_json
+
+if TYPE_CHECKING:
+    from switchgear.daemon.telemetry.requests import Meter
 
 # Output slots up to this size get as many spare ones as the session has slots, larger ones one.
 SPARE_LIMIT_BYTES: Final = 1 << 20
@@ -60,6 +64,8 @@ class Sessions:
         self._arena_bytes: Counter[int] = Counter()
         self.opened = 0
         self.answered = 0
+        # Gives each session its meter, where somebody counts.
+        self.meter: Callable[[Model], Meter] | None = None
 
     def all(self) -> list[Session]:
         return list(self._sessions.values())
@@ -112,6 +118,9 @@ class Sessions:
             self._ended,
         )
         self._next += 1
+        if self.meter is not None:
+            session.meter = self.meter(model)
+
         self._sessions[session.identity] = session
         self.opened += 1
         self._prepare(session)

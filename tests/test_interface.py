@@ -208,6 +208,7 @@ def test_replies_have_the_declared_fields_and_types(parsed: Any, daemon: DaemonP
         assert failed["error"] == "io.switchgear.BadModel"
         fits(parsed, parsed.members["BadModel"].type, failed["parameters"], "BadModel")
         checked.call("GetInfo")
+        checked.call("GetMetrics")
         checked.call("ListModels")
         checked.call("DescribeModel", model="model")
         checked.watch(checked.call("CheckModel", model="model")["job"])
