@@ -1,0 +1,1 @@
+"""LiteRT's compiled models: the engine of the Vulkan backend and of NPU plugins."""

@@ -1,0 +1,1 @@
+"""The NPU backend: LiteRT plugins, external delegates, NNAPI."""

@@ -1,0 +1,1 @@
+"""The Vulkan backend: LiteRT's GPU accelerator."""
