@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import subprocess
@@ -89,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     needs_root = not (options.user or options.root or options.print)
     if needs_root and os.geteuid() != 0:
         raise CommandError(
-            "this needs root: sudo switchgear install-service; --user makes a service of your own"
+            "this needs root: sudo switchgear install-service; --user makes one of your own"
         )
 
     if options.uninstall:
@@ -189,6 +190,10 @@ def uninstall(options: argparse.Namespace) -> dict[str, object]:
 
     for path in files:
         _remove(path, removed)
+        if path.suffix == ".conf":
+            # A folder that may be there only because of us.
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
 
     if there and manager.runs:
         _do(done, *manager.command, "daemon-reload")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import functools
 import logging
 import sys
@@ -61,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    # A crash, and the SIGABRT of systemd's watchdog, say in the log where it was.
+    faulthandler.enable()
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogLimit())
 
