@@ -136,10 +136,11 @@ class Announcer:
         if self._ready and not self._stopping:
             self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns() // 1000}")
 
-    def reloaded(self, text: str) -> None:
-        """The end of a reload; `text` stands as the status until something else changes it."""
+    def reloaded(self) -> None:
+        """The end of a reload, with the text of the condition that it left."""
         if self._ready and not self._stopping:
-            self._notifier.send("READY=1", f"STATUS={_one_line(text)}")
+            self._notifier.send("READY=1")
+            self.update()
 
     def close(self) -> None:
         """Ends it: the process is about to exit."""

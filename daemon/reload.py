@@ -36,11 +36,7 @@ class Merged:
 
     @property
     def text(self) -> str:
-        if not self.applied and not self.waiting:
-            return "reloaded: nothing changed in the configuration"
-
-        taken = f"reloaded: {', '.join(self.applied) or 'nothing'} applied"
-        return f"{taken}; needs a restart: {', '.join(self.waiting)}" if self.waiting else taken
+        return f"reloaded: {', '.join(self.applied) or 'nothing'} applied"
 
 
 def merge(old: Configuration, new: Configuration) -> Merged:

@@ -66,6 +66,7 @@ class Service:
         self.probed: dict[str, str] = {}
         self._machine_problems: list[str] = []
         self._reload_problems: list[str] = []
+        self._reloaded = ""
         if missing := set(configuration.cpu.affinity) - os.sched_getaffinity(0):
             absent = min(missing)
             self._machine_problems.append(f"cpu.affinity: there is no processor {absent} here")
@@ -133,7 +134,8 @@ class Service:
         return Condition(
             self.state,
             (f"serves, but: {problems[0]}" if problems else "serving")
-            + f"; {len(self.models.all_for(0))} models, {len(self.sessions.all())} sessions",
+            + f"; {len(self.models.all_for(0))} models, {len(self.sessions.all())} sessions"
+            + self._reloaded,
         )
 
     def info(self) -> dict[str, Any]:
@@ -285,10 +287,10 @@ class Service:
                 reload.set_log_level(result.configuration.daemon.log_level)
                 await self.residents.apply(result.configuration.models)
                 self._reload_problems = result.problems
-                text = result.text
-                log.info("%s", text)
+                self._reloaded = f"; {result.text}"
+                log.info("%s", "; ".join([result.text, *result.problems]))
 
-            self._announcer.reloaded(text)
+            self._announcer.reloaded()
 
     async def _shut_down(self) -> None:
         """Not ready, drain, close clients, end workers; within the limit."""

@@ -171,8 +171,12 @@ def reload(guest: Guest, pid: int) -> None:
     text = '[limits]\nqueue = 99\n[[models]]\npath = "/var/lib/kept.tflite"\n'
     guest.write("/etc/switchgear/switchgear.toml", text)
     guest.run("systemctl", "reload", SERVICE)
-    wanted = "reloaded: models applied; needs a restart: limits.queue"
-    guest.await_property(SERVICE, "StatusText", wanted)
+    guest.await_property(
+        SERVICE,
+        "StatusText",
+        "serves, but: changed in the configuration, needs a restart: limits.queue; "
+        "2 models, 0 sessions; reloaded: models applied",
+    )
     assert guest.property_of(SERVICE, "ActiveState") == "active"
     assert guest.property_of(SERVICE, "MainPID") == str(pid)
     models = json.loads(guest.run(*SWITCHGEAR, "model", "list", "--json"))
