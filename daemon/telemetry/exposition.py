@@ -76,7 +76,8 @@ def parse(text: str) -> list[Family]:
     """
     found: dict[str, Family] = {}
     parts: dict[tuple[str, tuple[str, ...]], _Parts] = {}
-    for line in text.splitlines():
+    # Only \n ends a line: a label may hold what else Unicode counts as an end.
+    for line in text.split("\n"):
         if line.startswith("# TYPE "):
             _, _, name, kind = line.split(" ")
             if kind not in _KINDS:

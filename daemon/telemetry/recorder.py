@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from switchgear.daemon.lane import Lane
     from switchgear.daemon.request import Request
     from switchgear.daemon.session import Session
+    from switchgear.daemon.worker_process import WorkerProcess
 
 # A watcher that reads every EVERY_S keeps up with 20000 requests a second.
 RING_ROWS: Final = 8192
@@ -51,6 +52,7 @@ class Watcher:
         self._events: deque[dict[str, Any]] = deque()
         self._counters: deque[dict[str, Any]] = deque()
         self._lanes: dict[tuple[str, str, str, int], int] = {}
+        self._workers: dict[WorkerProcess, int] = {}
         self._sessions: set[int] = set()
         self._names: list[tuple[str, dict[str, Any]]] = []
         self.wakeup = asyncio.Event()
@@ -58,21 +60,40 @@ class Watcher:
     def sees(self, uid: int) -> bool:
         return self.uid is None or self.uid == uid
 
-    def add(self, request: Request, rest: Row) -> None:
-        """`rest` are the row's columns from `arrival_ns` on."""
-        if len(self._rows) >= RING_ROWS:
-            self.dropped += 1
-            return
-
+    def add(self, request: Request, run_ns: int, reply_ns: int, domain: int, code: int) -> None:
+        """One request's row; see COLUMNS."""
+        rows = self._rows
         session = request.session
-        lane = request.lane
-        if session.identity not in self._sessions and not self._introduce(session):
+        if len(rows) >= RING_ROWS or (
+            session.identity not in self._sessions and not self._introduce(session)
+        ):
             self.dropped += 1
             return
 
-        number = NO_LANE if lane is None or not request.dispatch_ns else self._number(lane)
-        self._rows.append((session.identity, request.identity, number, *rest))
-        if len(self._rows) >= ROWS_PER_ANSWER:
+        lane = request.lane
+        dispatch_ns = request.dispatch_ns
+        number = NO_LANE
+        if lane is not None and dispatch_ns:
+            worker = lane.worker
+            known = None if worker is None else self._workers.get(worker)
+            number = self._number(lane) if known is None else known
+
+        rows.append(
+            (
+                session.identity,
+                request.identity,
+                number,
+                request.arrival_ns,
+                dispatch_ns,
+                run_ns,
+                reply_ns,
+                domain,
+                code,
+                request.attempts,
+                request.priority,
+            )
+        )
+        if len(rows) == ROWS_PER_ANSWER:
             self.wakeup.set()
 
     def _introduce(self, session: Session) -> bool:
@@ -99,6 +120,9 @@ class Watcher:
                 return NO_LANE
 
             number = self._lanes[key] = len(self._lanes)
+            if worker is not None:
+                self._workers[worker] = number
+
             backend, name, group, pid = key
             fields = {
                 "number": number,
@@ -135,12 +159,16 @@ class Watcher:
             answer[table].append(fields)
 
         self._names.clear()
-        answer["requests"] = _drain(self._rows)
+        answer["requests"] = self.take_rows()
         answer["events"] = _drain(self._events)
         answer["counters"] = _drain(self._counters)
         answer["dropped"] = self.dropped
         self.wakeup.clear()
         return answer
+
+    def take_rows(self) -> list[Row]:
+        """The oldest rows, at most ROWS_PER_ANSWER."""
+        return _drain(self._rows)
 
 
 def _drain(rows: deque[Any]) -> list[Any]:
@@ -179,20 +207,10 @@ class Recorder:
         if reply:
             domain, _, _, code = STATUS.unpack_from(reply, STATUS_OFFSET)
 
-        rest = (
-            request.arrival_ns,
-            request.dispatch_ns,
-            run_ns,
-            now_ns,
-            domain,
-            code,
-            request.attempts,
-            request.priority,
-        )
         uid = request.session.peer.uid
         for watcher in self._watchers:
-            if watcher.sees(uid):
-                watcher.add(request, rest)
+            if watcher.uid is None or watcher.uid == uid:
+                watcher.add(request, run_ns, now_ns, domain, code)
 
     def event(
         self, track: str, name: str, uid: int | None = None, **details: str | int | float
