@@ -50,7 +50,8 @@ class Child:
     """A process running `python -m MODULE ARGUMENTS`.
 
     `on_exit(returncode)` is called on the loop once it is reaped. The last of its stderr is
-    kept. Its stdout is discarded, or collected when `capture` says so."""
+    kept. Its stdout is discarded, or collected up to `capture_limit_bytes`: whole, or by line
+    where `on_stdout_line` takes them; then the limit is on one line."""
 
     def __init__(
         self,
@@ -61,10 +62,12 @@ class Child:
         *,
         capture_limit_bytes: int = 0,
         on_stderr_line: Callable[[str], None] | None = None,
+        on_stdout_line: Callable[[bytes], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
         self._on_stderr_line = on_stderr_line
+        self._on_stdout_line = on_stdout_line
         self._stderr = bytearray()
         self._line = bytearray()
         self._stdout = bytearray()
@@ -146,6 +149,11 @@ class Child:
             del self._stdout[self._capture_limit :]
             self.kill()
 
+        if self._on_stdout_line is not None:
+            *lines, self._stdout = self._stdout.split(b"\n")
+            for line in lines:
+                self._on_stdout_line(bytes(line))
+
         return bool(data)
 
     def _reap(self) -> None:
@@ -185,10 +193,20 @@ class Child:
 
     def kill(self) -> None:
         """SIGKILL; the exit arrives through `on_exit`. Harmless once it has ended."""
+        self._signal(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Stops it until `go_on`. Harmless once it has ended."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
         if self._pidfd >= 0:
             # Reaped a moment ago, it is no process any more.
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def abandon(self) -> None:
         """Stops waiting for a process that SIGKILL does not end (it hangs in the kernel)."""

@@ -102,6 +102,29 @@ class FingerprintSection(_Section):
     patience_s: Annotated[Real, Field(ge=0)] = 600.0
 
 
+class PrepareSection(_Section):
+    """What is prepared behind the CPU. `enabled`: every backend that is here, for each model.
+    `backends`: which ones, empty for all. `time_limit_s`: for one model on one of them.
+    `cache_mib`: the bound of all prepared files and driver caches together."""
+
+    enabled: Boolean = True
+    backends: tuple[str, ...] = ()
+    time_limit_s: Annotated[Real, Field(gt=0, le=86400)] = 600.0
+    cache_mib: Positive = 2048
+
+
+class NpuSection(_Section):
+    """`provider`: delegate, dispatch, nnapi, or auto for what the device has. `delegate`: the
+    path of a TFLite external delegate, `delegate_options` its options. `min_arithmetic`: the
+    share of a model's arithmetic that has to run on the device."""
+
+    provider: Literal["auto", "delegate", "dispatch", "nnapi"] = "auto"
+    delegate: str = ""
+    delegate_options: dict[str, str] = {}
+    vendor: str = ""
+    min_arithmetic: Annotated[Real, Field(ge=0, le=1)] = 0.8
+
+
 class ThermalSection(_Section):
     """`sysfs_root`: where sysfs is mounted."""
 
@@ -133,7 +156,22 @@ class Configuration(_Section):
     fingerprint: FingerprintSection = FingerprintSection()
     thermal: ThermalSection = ThermalSection()
     metrics: MetricsSection = MetricsSection()
+    prepare: PrepareSection = PrepareSection()
+    npu: NpuSection = NpuSection()
     models: tuple[ModelEntry, ...] = ()
+
+    def backend_options(self, backend: str) -> dict[str, Any]:
+        """What a worker or preparer of a backend other than the CPU is given."""
+        if backend == "npu":
+            options = self.npu.model_dump(mode="json")
+            # What the fingerprint measures with is what serves.
+            if not self.npu.delegate and self.fingerprint.delegate:
+                options["delegate"] = self.fingerprint.delegate
+                options["delegate_options"] = dict(self.fingerprint.delegate_options)
+
+            return options
+
+        return {}
 
 
 def load(path: Path | None, environment: Mapping[str, str] | None = None) -> Configuration:

@@ -30,7 +30,7 @@ from switchgear.fingerprints.store import ProfileStore
 from switchgear.ipc.errors import BadRequest, SwitchgearError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
     from switchgear.daemon.config import Configuration
@@ -59,16 +59,25 @@ class _Run:
 
 
 class Fingerprinting:
-    """Owns the profile in the daemon. `profile` is None until one was read or measured."""
+    """Owns the profile in the daemon. `profile` is None until one was read or measured.
+
+    `others_idle` waits until nothing else works in the background.
+    """
 
     def __init__(
-        self, configuration: Configuration, state_dir: Path, jobs: Jobs, pool: Pool
+        self,
+        configuration: Configuration,
+        state_dir: Path,
+        jobs: Jobs,
+        pool: Pool,
+        others_idle: Callable[[], Awaitable[None]],
     ) -> None:
         self._settings = configuration.fingerprint
         self._sysfs = configuration.thermal.sysfs_root
         self._store = ProfileStore(state_dir)
         self._jobs = jobs
         self._pool = pool
+        self._others_idle = others_idle
         self._heat = Heat(self._sysfs, self._settings.thresholds_c)
         self._one_at_a_time = asyncio.Lock()
         self._runs: list[_Run] = []
@@ -151,6 +160,10 @@ class Fingerprinting:
 
         return self._jobs.start("fingerprint", "this device", uid, work)
 
+    def hot(self) -> str | None:
+        """Why the device is too warm for work in the background; None where it is not."""
+        return self._heat.hot() or None
+
     # What is known.
 
     def describe(self, form: str | None) -> dict[str, Any]:
@@ -210,6 +223,8 @@ class Fingerprinting:
         gate = self._gate(plan, job)
 
         async def may_start(test: str) -> None:
+            # What else works in the background would be measured too.
+            await self._others_idle()
             self.measuring = True
             # Not the reading of before the last test: that one has heated.
             await self._heat.look()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.jobs import Job
 from switchgear.daemon.local import infer
+from switchgear.daemon.pair import ORDER_OF_PRECISIONS
 from switchgear.daemon.parameters import InvalidParameter, Parameters
 from switchgear.daemon.session import Options
 from switchgear.daemon.sessions import attach_socket
@@ -48,6 +49,8 @@ error ExpectedMore ()
 """
 PRIORITIES: Final = {"high": Priority.HIGH, "normal": Priority.NORMAL, "batch": Priority.BATCH}
 ON_BUSY: Final = ("wait", "reject", "replace_oldest")
+PRECISIONS: Final = ("auto", *ORDER_OF_PRECISIONS)
+MAX_TUNE_S: Final = 86400
 DEFAULT_SLOTS: Final = 2
 MAX_OUTPUT_BYTES: Final = 1 << 30
 
@@ -78,6 +81,7 @@ class Interface:
             f"{INTERFACE}.DescribeModel": self._describe_model,
             f"{INTERFACE}.CheckModel": self._check_model,
             f"{INTERFACE}.PrepareShapes": self._prepare_shapes,
+            f"{INTERFACE}.PrepareModel": self._prepare_model,
             f"{INTERFACE}.UnloadModel": self._unload_model,
             f"{INTERFACE}.OpenSession": self._open_session,
             f"{INTERFACE}.Infer": self._infer,
@@ -214,6 +218,23 @@ class Interface:
 
         call.reply({"job": service.jobs.start("shapes", model.label, uid, work).identity})
 
+    async def _prepare_model(self, call: Call, parameters: Parameters) -> None:
+        service = self._serving()
+        uid = call.peer.uid
+        model = service.models.resolve(parameters.string("model"), uid)
+        backends = parameters.strings("backends")
+        precision = parameters.choice("precision", "auto", PRECISIONS)
+        tune_s = parameters.optional_integer("tune_s", 0, 0, MAX_TUNE_S)
+        again = parameters.boolean("again")
+        parameters.done()
+        if (tune_s or again) and not (service.is_operator(uid) or uid in model.users):
+            raise PermissionDenied("only who loaded a model has it prepared again")
+
+        job = service.prepare_model(
+            model, uid, backends, precision, tune_s=tune_s or 0, again=again
+        )
+        call.reply({"job": job.identity})
+
     async def _unload_model(self, call: Call, parameters: Parameters) -> None:
         uid = call.peer.uid
         model = self._service.models.resolve(parameters.string("model"), uid)
@@ -228,13 +249,15 @@ class Interface:
         slots = parameters.optional_integer("slots", DEFAULT_SLOTS, 1, MAX_SLOTS)
         on_busy = parameters.choice("on_busy", "wait", ON_BUSY)
         priority = PRIORITIES[parameters.choice("priority", "normal", PRIORITIES)]
-        backends, strict = self._backends(parameters)
+        backends, strict, precision = self._backends(parameters)
         shapes = parameters.shapes("input_shapes")
         capacity = parameters.optional_integer(
             "output_capacity_bytes", None, 1, MAX_OUTPUT_BYTES
         )
         parameters.done()
-        options = Options(slots or DEFAULT_SLOTS, on_busy, priority, backends, strict)
+        options = Options(
+            slots or DEFAULT_SLOTS, on_busy, priority, backends, strict, precision
+        )
         opened = await service.sessions.open(call.peer, model, options, shapes, capacity)
         session = opened.session
         try:
@@ -258,19 +281,22 @@ class Interface:
             }
             call.reply(reply, [client_end.fileno(), session.arena_fd])
 
-    def _backends(self, parameters: Parameters) -> tuple[tuple[str, ...], bool]:
+    def _backends(self, parameters: Parameters) -> tuple[tuple[str, ...], bool, str]:
+        """Where a session may run: the backends, whether only there, the lowest precision."""
         wanted = parameters.strings("backends")
         strict = parameters.boolean("strict")
-        return self._service.router.check(wanted, strict=strict), strict
+        lowest = parameters.choice("precision", "auto", PRECISIONS)
+        backends = self._service.router.check(wanted, strict=strict)
+        return backends, strict, "" if lowest == "auto" else lowest
 
     async def _infer(self, call: Call, parameters: Parameters) -> None:
         service = self._serving()
         model = service.models.resolve(parameters.string("model"), call.peer.uid)
         values = parameters.values("inputs")
         timeout_us = parameters.optional_integer("timeout_us", 0, 0, 2**53)
-        backends, strict = self._backends(parameters)
+        backends, strict, precision = self._backends(parameters)
         parameters.done()
-        options = Options(1, "wait", Priority.NORMAL, backends, strict)
+        options = Options(1, "wait", Priority.NORMAL, backends, strict, precision)
         opened = await service.sessions.open(call.peer, model, options, {}, None)
         try:
             call.reply(await infer(opened, values, timeout_us or 0))

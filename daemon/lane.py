@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from switchgear.daemon.request import Request
+from switchgear.daemon.waiting import Waiting
 from switchgear.daemon.worker_process import Events, Failure, WorkerProcess
 from switchgear.ipc.errors import (
+    DOMAIN_NAMES,
+    DOMAINS,
     Busy,
     ModelQuarantined,
     NoBackend,
     StateLost,
     WorkerDied,
 )
-from switchgear.ipc.record import ID, ID_OFFSET, RUN_NS, RUN_OFFSET, Reason
+from switchgear.ipc.record import ID, ID_OFFSET, RUN_NS, RUN_OFFSET, STATUS_OFFSET, Reason
 from switchgear.ipc.record import Backend as BackendNumber
 
 if TYPE_CHECKING:
@@ -43,14 +45,12 @@ HANG_FACTOR: Final = 20
 # Restarts: the first at once, then doubling from FIRST to LAST.
 RESTART_FIRST_S: Final = 0.1
 RESTART_LAST_S: Final = 30.0
-# Who waits for a restart comes just after it.
-RESTART_MARGIN_S: Final = 0.01
 # Requests wait for a restart that is at most this far away.
 RESTART_PATIENCE_S: Final = 1.0
 # A model is quarantined after ending this many workers in a row.
 QUARANTINE_DEATHS: Final = 4
 MAX_ATTEMPTS: Final = 2
-PROOF_ATTEMPTS: Final = 4
+_OURS: Final = DOMAINS["switchgear"]
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,16 @@ class LaneSettings:
     queue_limit: int
     hang_s: float
     start_s: float
+
+
+class Watcher(Protocol):
+    """Who decides where requests go."""
+
+    def changed(self, lane: Lane) -> None:
+        """The lane's worker is ready, or has ended."""
+
+    def elsewhere(self, request: Request, lane: Lane) -> Lane | None:
+        """Another lane for a request that failed in this one; None where there is none."""
 
 
 class Lane:
@@ -80,9 +90,7 @@ class Lane:
         self.used_ns = monotonic_ns()
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._queue: list[tuple[int, int, int, int, Request]] = []
-        self._waiting = 0
-        self._sequence = 0
+        self._queue = Waiting()
         self._running: deque[Request] = deque()
         self._head_since_ns = 0
         self._mean_run_ns = 1_000_000.0
@@ -93,6 +101,9 @@ class Lane:
         self._stopping = False
         # Those that may send requests here; the state of stateful ones lives in the worker.
         self.sessions: set[Session] = set()
+        self.watcher: Watcher | None = None
+        # Who dies of a model here: the group on the CPU, on a device the pair of both.
+        self.blamed = group if backend == "cpu" else f"{group} {backend}"
         # Hears of each request as it arrives; for what has to keep still meanwhile.
         self.on_request: Callable[[], None] | None = None
 
@@ -106,8 +117,13 @@ class Lane:
         return int(self._settings.options.get("threads", 1))
 
     @property
+    def start_limit_s(self) -> float:
+        """What a worker may take to start, to answer a probe or to load a model, in seconds."""
+        return self._settings.start_s
+
+    @property
     def queued(self) -> int:
-        return self._waiting
+        return len(self._queue)
 
     @property
     def running(self) -> int:
@@ -120,20 +136,20 @@ class Lane:
         return (
             worker is None
             or worker.state != "ready"
-            or self._waiting > 0
+            or len(self._queue) > 0
             or len(self._running) >= self._depth
         )
 
     def idle_ns(self, now_ns: int) -> int:
         """Time since the last reply at monotonic `now_ns`; 0 while a request waits or runs."""
-        if self._waiting or self._running:
+        if self._queue or self._running:
             return 0
 
         return now_ns - self._head_since_ns
 
     def retry_after_ms(self) -> int:
         """When the queue has moved on by half, at the present mean run time."""
-        return max(1, int((self._waiting / 2 + 1) * self._mean_run_ns / 1e6))
+        return max(1, int((len(self._queue) / 2 + 1) * self._mean_run_ns / 1e6))
 
     # The queue.
 
@@ -147,42 +163,30 @@ class Lane:
         if (
             worker is not None
             and worker.state == "ready"
-            and not self._waiting
+            and not self._queue
             and len(self._running) < self._depth
-            and self.group not in request.session.model.quarantined
+            and self.blamed not in request.session.model.quarantined
         ):
             self._dispatch(worker, request)
         else:
             self._enqueue(request)
 
     def _enqueue(self, request: Request) -> None:
-        if self.group in request.session.model.quarantined:
+        if self.blamed in request.session.model.quarantined:
             request.session.refuse(request, ModelQuarantined)
         elif self._stopping or self.absent is not None:
             request.session.refuse(request, NoBackend)
-        elif (wait_s := self._restart_wait_s()) > RESTART_PATIENCE_S:
+        elif (wait_s := self.restart_wait_s()) > RESTART_PATIENCE_S:
             request.session.refuse(request, NoBackend, retry_after_ms=int(wait_s * 1000))
-        elif self._waiting >= self._settings.queue_limit:
+        elif len(self._queue) >= self._settings.queue_limit:
             request.session.refuse(request, Busy, retry_after_ms=self.retry_after_ms())
         else:
-            self._push(request)
+            self._queue.push(request)
             self._pump()
 
-    def _push(self, request: Request) -> None:
-        self._sequence += 1
-        self._waiting += 1
-        request.waiting = True
-        order = (request.priority, request.deadline_ns, request.arrival_ns)
-        heapq.heappush(self._queue, (*order, self._sequence, request))
-
     def withdraw(self, request: Request) -> None:
-        """A waiting request is answered otherwise; it is dropped when its turn comes."""
-        request.waiting = False
-        self._waiting -= 1
-        # Dropped lazily; but a queue of withdrawn requests must not grow.
-        if len(self._queue) > 2 * self._waiting + 64:
-            self._queue = [item for item in self._queue if item[-1].waiting]
-            heapq.heapify(self._queue)
+        """A waiting request is answered otherwise."""
+        self._queue.withdraw(request)
 
     def _pump(self) -> None:
         worker = self.worker
@@ -197,15 +201,15 @@ class Lane:
         if worker.state != "ready":
             return
 
-        while self._queue and len(self._running) < self._depth:
-            request = heapq.heappop(self._queue)[-1]
-            if request.waiting:
-                request.waiting = False
-                self._waiting -= 1
-                if self.group in request.session.model.quarantined:
-                    request.session.refuse(request, ModelQuarantined)
-                else:
-                    self._dispatch(worker, request)
+        while len(self._running) < self._depth:
+            request = self._queue.pop()
+            if request is None:
+                return
+
+            if self.blamed in request.session.model.quarantined:
+                request.session.refuse(request, ModelQuarantined)
+            else:
+                self._dispatch(worker, request)
 
     def _dispatch(self, worker: WorkerProcess, request: Request) -> None:
         now_ns = monotonic_ns()
@@ -233,7 +237,7 @@ class Lane:
         if self.worker is None:
             if self._restart is not None:
                 # Whoever asks does not shorten the delay after a death.
-                wait_ms = int(self._restart_wait_s() * 1000)
+                wait_ms = int(self.restart_wait_s() * 1000)
                 raise NoBackend(f"the worker ended: {self.last_end}", retry_after_ms=wait_ms)
 
             events = Events(self._ready, self._replied, self._ended)
@@ -244,7 +248,7 @@ class Lane:
                 self.last_end = f"not started: {error.strerror}"
                 self._streak = max(1, self._streak)
                 self._schedule_restart(lost_work=False)
-                wait_s = self._restart_wait_s()
+                wait_s = self.restart_wait_s()
                 if wait_s > RESTART_PATIENCE_S:
                     self._refuse_waiting()
 
@@ -266,6 +270,8 @@ class Lane:
         self.absent = None
         log.info("worker %s ready: pid %d, %s", self.label, worker.pid, worker.engine)
         self._pump()
+        if self.watcher is not None:
+            self.watcher.changed(self)
 
     def _replied(self, worker: WorkerProcess, reply: bytearray) -> None:
         running = self._running
@@ -279,7 +285,7 @@ class Lane:
         self._streak = 0
         model = request.session.model
         if model.deaths:
-            model.deaths.pop(self.group, None)
+            model.deaths.pop(self.blamed, None)
 
         run_ns = RUN_NS.unpack_from(reply, RUN_OFFSET)[0]
         mean_ns = self._mean_run_ns + MEAN_WEIGHT * (run_ns - self._mean_run_ns)
@@ -292,7 +298,29 @@ class Lane:
         if self._queue:
             self._pump()
 
+        domain = reply[STATUS_OFFSET]
+        if domain > _OURS and self._run_elsewhere(request, domain):
+            return
+
         request.session.finish(request, reply, run_ns, now_ns)
+
+    def _run_elsewhere(self, request: Request, domain: int) -> bool:
+        """A driver failed a request: whether another backend has it now."""
+        if request.answered or request.attempts + 1 >= MAX_ATTEMPTS or self.watcher is None:
+            return False
+
+        other = self.watcher.elsewhere(request, self)
+        if other is None:
+            return False
+
+        label = request.session.model.label
+        name = DOMAIN_NAMES.get(domain, "")
+        log.info("worker %s failed a request of %s: %s error", self.label, label, name)
+        request.tried |= 1 << self.number
+        request.attempts += 1
+        request.reason = Reason.RETRIED
+        request.session.resubmit(request, other)
+        return True
 
     def _check_hang(self) -> None:
         self._watch = None
@@ -327,23 +355,31 @@ class Lane:
                 session.lose_state()
 
         self._blame(worker, lost)
+        if self.watcher is not None:
+            self.watcher.changed(self)
+
         self._schedule_restart(lost_work=bool(lost))
         for index, request in enumerate(lost):
             self._recover(request, was_running=index == 0, abandoned=worker.abandoned)
 
-        if self._restart_wait_s() > RESTART_PATIENCE_S or self.absent is not None:
+        if self.restart_wait_s() > RESTART_PATIENCE_S or self.absent is not None:
             self._refuse_waiting()
-        elif self._waiting:
+        elif self._queue:
             self._pump()
 
     def _blame(self, worker: WorkerProcess, lost: list[Request]) -> None:
         """Counts a death against the model that was running, unless somebody else killed it."""
         if lost and not worker.killed_by_signal_9_from_outside:
             model = lost[0].session.model
-            model.deaths[self.group] += 1
-            if model.deaths[self.group] == QUARANTINE_DEATHS:
-                model.quarantined.add(self.group)
-                log.error("model %s is quarantined: %s", model.label, worker.end_reason)
+            model.deaths[self.blamed] += 1
+            if model.deaths[self.blamed] == QUARANTINE_DEATHS:
+                model.quarantined.add(self.blamed)
+                log.error(
+                    "model %s is quarantined on %s: %s",
+                    model.label,
+                    self.backend,
+                    worker.end_reason,
+                )
 
     def _recover(self, request: Request, *, was_running: bool, abandoned: bool) -> None:
         """Finds a way on for a request whose worker is gone."""
@@ -358,13 +394,18 @@ class Lane:
 
         if session.model.state:
             session.refuse(request, StateLost)
-        elif self.group in session.model.quarantined:
+            return
+
+        request.reason = Reason.RETRIED
+        other = self.watcher.elsewhere(request, self) if self.watcher is not None else None
+        if other is not None:
+            session.resubmit(request, other)
+        elif self.blamed in session.model.quarantined:
             session.refuse(request, ModelQuarantined)
         elif request.attempts >= MAX_ATTEMPTS:
             session.refuse(request, WorkerDied)
         else:
-            request.reason = Reason.RETRIED
-            self._push(request)
+            self._queue.push(request)
 
     def _schedule_restart(self, *, lost_work: bool) -> None:
         if self._stopping:
@@ -379,7 +420,7 @@ class Lane:
         if self.absent is not None:
             delay_s = RESTART_LAST_S
 
-        if delay_s or not (lost_work or self._waiting):
+        if delay_s or not (lost_work or self._queue):
             self._restart = self._loop.call_later(delay_s, self._restart_due)
 
     def _restart_due(self) -> None:
@@ -389,83 +430,17 @@ class Lane:
             with contextlib.suppress(NoBackend):
                 self.start()
 
-    def _restart_wait_s(self) -> float:
+    def restart_wait_s(self) -> float:
+        """Seconds until its next worker is due; 0 where it has one or needs none."""
         if self.worker is not None or self._restart is None:
             return 0.0
 
-        return max(0.0, self._restart.when() - self._loop.time())
+        return max(1e-3, self._restart.when() - self._loop.time())
 
     def _refuse_waiting(self) -> None:
-        wait_ms = int(self._restart_wait_s() * 1000)
-        queue, self._queue, self._waiting = self._queue, [], 0
-        for *_, request in sorted(queue):
-            if request.waiting:
-                request.waiting = False
-                request.session.refuse(request, NoBackend, retry_after_ms=wait_ms)
-
-    async def prove(self) -> dict[str, Any]:
-        """The worker's known-answer run; once more, after a moment, when the worker dies."""
-        answer: dict[str, Any] = {}
-        for attempt in range(PROOF_ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(RESTART_FIRST_S * 2**attempt)
-
-            try:
-                worker = await self._started()
-            except NoBackend as error:
-                answer = {"ok": False, "text": error.text}
-                continue
-
-            try:
-                async with asyncio.timeout(self._settings.start_s):
-                    answer = await worker.probe()
-            except TimeoutError:
-                worker.kill(f"no known answer within {self._settings.start_s:g} s")
-                answer = {"ok": False, "text": worker.end_reason}
-
-            if answer.get("ok") is True or (worker.state == "ready" and answer):
-                break
-
-        return answer
-
-    async def _started(self) -> WorkerProcess:
-        """`start`, after the delay where one is due.
-
-        :raises NoBackend: as `start`, but for the delay.
-        """
-        if self.worker is None and self._restart is not None:
-            await asyncio.sleep(self._restart_wait_s() + RESTART_MARGIN_S)
-
-        return self.start()
-
-    async def load(self, instance: Instance) -> dict[str, Any]:
-        """Loads an instance in the worker and waits for it; once more when the worker dies.
-
-        :raises SwitchgearError: the backend refuses it, or two workers died of it.
-        """
-        for attempt in range(MAX_ATTEMPTS):
-            result = await self._load_in(await self._started(), instance)
-            if not isinstance(result, Failure):
-                return result
-
-            if result.code != WorkerDied.code or attempt == MAX_ATTEMPTS - 1:
-                raise result.to_error(f"model {instance.model.label}")
-
-        raise WorkerDied(f"loading {instance.model.label}")
-
-    async def _load_in(
-        self, worker: WorkerProcess, instance: Instance
-    ) -> dict[str, Any] | Failure:
-        loaded = worker.load(instance)
-        while True:
-            try:
-                async with asyncio.timeout(self._settings.start_s):
-                    return await asyncio.shield(loaded)
-            except TimeoutError:
-                # Behind a long run it waits; the run has its own limit.
-                if not self._running:
-                    label = instance.model.label
-                    worker.kill(f"it did not load {label} in {self._settings.start_s:g} s")
+        wait_ms = int(self.restart_wait_s() * 1000)
+        for request in self._queue.take_all():
+            request.session.refuse(request, NoBackend, retry_after_ms=wait_ms)
 
     def forget(self, session: Session) -> None:
         """A session ended: its arena leaves the worker after what runs there."""

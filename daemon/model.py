@@ -14,6 +14,7 @@ from switchgear.ipc.slot import check_shape
 if TYPE_CHECKING:
     from switchgear.daemon.instances import Instance
     from switchgear.daemon.model_store import Stored
+    from switchgear.daemon.pair import Pair
     from switchgear.daemon.validation import Shapes
     from switchgear.ipc.slot import TensorSpec
 
@@ -51,6 +52,9 @@ class Model:
     deaths: Counter[str] = field(default_factory=Counter)
     quarantined: set[str] = field(default_factory=set)
     instance: Instance | None = None
+    # By backend and what was asked for; and the folder of what was prepared.
+    pairs: dict[tuple[str, str], Pair] = field(default_factory=dict)
+    cache: str = ""
 
     @property
     def digest(self) -> str:
@@ -98,6 +102,15 @@ class Model:
         bad = self.quarantined if uid == 0 else self.quarantined & {str(uid), "shared"}
         return "quarantined" if bad else self.status
 
+    def backend_states(self) -> dict[str, str]:
+        """One word for each backend: ready where one of its pairs is."""
+        states = dict(self.backends)
+        for pair in self.pairs.values():
+            if states.get(pair.backend) != "ready":
+                states[pair.backend] = pair.state
+
+        return states
+
     def to_json(self, uid: int) -> dict[str, Any]:
         return {
             "model": self.digest,
@@ -112,7 +125,8 @@ class Model:
             "names": self.names,
             "state": self.state,
             "operators": self.operators,
-            "backends": self.backends,
+            "backends": self.backend_states(),
+            "pairs": [pair.to_json() for pair in self.pairs.values()],
             "run_us": self.run_us,
             "sessions": self.sessions_of(uid),
             "timeline": [

@@ -7,11 +7,13 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
 
+from switchgear.daemon import warming
 from switchgear.daemon.config import Configuration
 from switchgear.daemon.copying import Copies
 from switchgear.daemon.instances import Instance, Instances
@@ -44,7 +46,11 @@ log = logging.getLogger(__name__)
 
 
 class Models:
-    """All loaded models. Loading runs as a job; everything else does not wait."""
+    """All loaded models. Loading runs as a job; everything else does not wait.
+
+    `cache_dir` has a folder of what is prepared for each model; `on_loaded` is called once the
+    CPU serves one.
+    """
 
     def __init__(
         self,
@@ -53,12 +59,16 @@ class Models:
         validation: Validation,
         instances: Instances,
         pool: Pool,
+        cache_dir: Path,
+        on_loaded: Callable[[Model], None],
     ) -> None:
         self._limits = configuration.limits
         self._store = store
         self._validation = validation
         self._instances = instances
         self._pool = pool
+        self._cache_dir = cache_dir
+        self._on_loaded = on_loaded
         self._models: dict[str, Model] = {}
         self._shapes: Counter[str] = Counter()
         self._copies = Copies(store)
@@ -179,6 +189,7 @@ class Models:
             model = self._models.get(stored.digest)
             if model is None:
                 model = _from_verdict(stored, verdict)
+                model.cache = str(self._cache_dir / stored.digest)
         except BaseException as error:
             if isinstance(error, BadModel | UnsupportedModel):
                 self._store.discard(stored)
@@ -199,6 +210,7 @@ class Models:
         model.forgive(self._pool.group_of(uid))
         self._drop_name(name, uid, model)
         model.timeline = timeline
+        self._on_loaded(model)
         return model
 
     @contextlib.contextmanager
@@ -238,7 +250,7 @@ class Models:
         if model.instance is not None:
             start_ns = monotonic_ns()
             lane = self._pool.lane(uid, "cpu", Priority.NORMAL)
-            result = await lane.load(model.instance)
+            result = await warming.load(lane, model.instance)
             load_us = int(result.get("load_us", 0))
             run_us = int(result.get("first_run_us", 0))
             waited_us = (monotonic_ns() - start_ns) // 1000

@@ -11,7 +11,7 @@ from time import monotonic_ns
 from typing import Any, Final
 
 from switchgear.daemon.config import Configuration
-from switchgear.daemon.lane import Lane, LaneSettings
+from switchgear.daemon.lane import Lane, LaneSettings, Watcher
 from switchgear.ipc.record import Priority
 
 IDLE_CHECK_S: Final = 30.0
@@ -20,6 +20,7 @@ LANES: Final = {
     Priority.NORMAL: "interactive",
     Priority.BATCH: "batch",
 }
+DEVICE_LANE: Final = "device"
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,9 @@ class Pool:
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
         self._lanes: dict[tuple[str, str, str], Lane] = {}
-        self._on_request: Callable[[], None] | None = None
+        self._watchers: list[Callable[[], None]] = []
+        # Who decides where requests go; set before the first lane is made.
+        self.watcher: Watcher | None = None
         self._loop = asyncio.get_running_loop()
         self._idle = self._loop.call_later(IDLE_CHECK_S, self._end_idle)
 
@@ -38,16 +41,29 @@ class Pool:
         """The isolation group of a user."""
         return "shared" if self._configuration.daemon.isolation == "shared" else str(uid)
 
-    def lane(self, uid: int, backend: str, priority: int) -> Lane:
-        name = LANES[Priority(priority)]
+    def lane(self, uid: int, backend: str, priority: int, own: str = "") -> Lane:
+        """The lane for a user's requests. The CPU has two; a device has one, and further ones
+        for what needs a worker of its own, by its name."""
+        name = LANES[Priority(priority)] if backend == "cpu" else own or DEVICE_LANE
         key = (self.group_of(uid), backend, name)
         lane = self._lanes.get(key)
         if lane is None:
-            lane = Lane(backend, name, key[0], self._settings(name))
-            lane.on_request = self._on_request
+            settings = self._settings(name) if backend == "cpu" else self._of_device(backend)
+            lane = Lane(backend, name, key[0], settings)
+            lane.on_request = self._heard if self._watchers else None
+            lane.watcher = self.watcher
             self._lanes[key] = lane
 
         return lane
+
+    def _of_device(self, backend: str) -> LaneSettings:
+        workers = self._configuration.workers
+        return LaneSettings(
+            self._configuration.backend_options(backend),
+            self._configuration.limits.queue,
+            workers.hang_s,
+            workers.start_s,
+        )
 
     def _settings(self, name: str) -> LaneSettings:
         cpu = self._configuration.cpu
@@ -66,11 +82,23 @@ class Pool:
     def lanes(self) -> list[Lane]:
         return list(self._lanes.values())
 
-    def watch_requests(self, callback: Callable[[], None] | None) -> None:
-        """Calls `callback` for each request as it arrives, on any lane; None ends that."""
-        self._on_request = callback
+    def watch_requests(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` for each request as it arrives, on any lane."""
+        self._watchers.append(callback)
+        self._tell_watchers()
+
+    def unwatch_requests(self, callback: Callable[[], None]) -> None:
+        self._watchers.remove(callback)
+        self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
+        # None where nobody listens: a request then pays nothing for it.
         for lane in self._lanes.values():
-            lane.on_request = callback
+            lane.on_request = self._heard if self._watchers else None
+
+    def _heard(self) -> None:
+        for callback in self._watchers:
+            callback()
 
     def idle_s(self) -> float:
         """Time since the last reply of any lane; 0 while a request waits or runs anywhere."""

@@ -49,6 +49,7 @@ class Request:
         "input_slot",
         "lane",
         "output_slot",
+        "precision",
         "priority",
         "reason",
         "record",
@@ -81,6 +82,8 @@ class Request:
         self.attempts = 0
         self.tried = 0
         self.reason = 0
+        # As the router chose: 0 is the model's own.
+        self.precision = 0
         self.answered = False
         # In its lane's queue, so that no worker has it.
         self.waiting = False

@@ -1,20 +1,34 @@
 """Chooses where a request runs.
 
-Today among the backends that are ready for the session, in a fixed order; scores, policies and
-the protocol's state come in here.
+A session has targets: the CPU, and each pair of its model that is ready and that it allows. A
+target is used once its worker has loaded the model and mapped the session's arena, so that no
+request waits for a load; until then the CPU answers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from switchgear.ipc.errors import NoBackend, UnknownBackend
+from switchgear.daemon.pair import lowest_allows
+from switchgear.ipc.errors import (
+    BackendFailed,
+    NoBackend,
+    NotPrepared,
+    SwitchgearError,
+    UnknownBackend,
+    UnsupportedModel,
+)
 from switchgear.ipc.record import Reason
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Collection
 
     from switchgear.daemon.lane import Lane
+    from switchgear.daemon.model import Model
+    from switchgear.daemon.pair import Pair
     from switchgear.daemon.pool import Pool
     from switchgear.daemon.request import Request
     from switchgear.daemon.session import Session
@@ -22,8 +36,26 @@ if TYPE_CHECKING:
 _PINNED: Final = int(Reason.PINNED)
 _REQUESTED: Final = int(Reason.REQUESTED)
 _ONLY_READY: Final = int(Reason.ONLY_READY)
+_POLICY: Final = int(Reason.POLICY)
 # The order of preference among what is ready.
 ORDER: Final = ("npu", "vulkan", "opencl", "cpu")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """One place for a session's requests; `pair` is None on the CPU, `precision` then 0."""
+
+    backend: str
+    precision: int
+    lane: Lane
+    pair: Pair | None
+
+    def is_warm(self, session: Session) -> bool:
+        """Whether a frame would run at once. The CPU's may wait for its worker."""
+        worker = self.lane.worker
+        return self.pair is None or (
+            worker is not None and worker.has_loaded(session.instance, self.precision)
+        )
 
 
 class Router:
@@ -32,9 +64,16 @@ class Router:
     def __init__(self, pool: Pool, installed: Collection[str]) -> None:
         self._pool = pool
         self.installed = frozenset(installed)
+        # Named ones first, then what third parties bring, the CPU at last.
+        others = sorted(self.installed - set(ORDER))
+        self._order = tuple(
+            name for name in (*ORDER[:-1], *others, "cpu") if name in self.installed
+        )
+        pool.watcher = self
 
     def check(self, wanted: tuple[str, ...], *, strict: bool) -> tuple[str, ...]:
-        """The backends that a session may use, in order of preference.
+        """The backends that a session may use, in order of preference: the wanted ones, and
+        behind them the CPU unless the session is strict.
 
         :raises UnknownBackend: one of `wanted` is not installed and the session is strict.
         :raises NoBackend: none of `wanted` is there.
@@ -44,30 +83,154 @@ class Router:
             known = ", ".join(sorted(self.installed))
             raise UnknownBackend(f"no backend {unknown[0][:64]!r} here; there is {known}")
 
-        allowed = wanted or ORDER
-        usable = tuple(name for name in allowed if name in self.installed)
-        if not usable:
+        if not self._order:
             raise NoBackend("no backend is installed")
 
-        return usable[:1] if strict and wanted else usable
+        usable = tuple(name for name in wanted or self._order if name in self.installed)
+        if strict or "cpu" in usable or "cpu" not in self.installed:
+            return usable
+
+        return (*usable, "cpu")
+
+    # Targets.
+
+    def check_ready(self, model: Model, backends: tuple[str, ...], lowest: str) -> None:
+        """For a session that has no CPU to stand in.
+
+        :raises SwitchgearError: no pair of `backends` is ready, with the reason.
+        """
+        if "cpu" in backends:
+            return
+
+        pairs = [pair for pair in model.pairs.values() if pair.backend in backends]
+        ready = [pair for pair in pairs if pair.ready]
+        if any(lowest_allows(lowest, pair) for pair in ready):
+            return
+
+        if ready:
+            found = ", ".join(pair.label for pair in ready)
+            raise NotPrepared(f"model {model.label} is prepared as {found}, not in {lowest}")
+
+        raise _not_ready(model, backends, pairs)
+
+    def targets(self, session: Session) -> tuple[Target, ...]:
+        """Where a session's requests may go, in its order of preference."""
+        options, model, uid = session.options, session.model, session.peer.uid
+        found = []
+        for backend in options.backends:
+            if backend == "cpu":
+                lane = self._pool.lane(uid, "cpu", options.priority)
+                found.append(Target("cpu", 0, lane, None))
+            elif not model.state and not session.instance.shapes:
+                # What is prepared is the model in its own shapes.
+                for pair in model.pairs.values():
+                    if (
+                        pair.backend == backend
+                        and pair.ready
+                        and lowest_allows(options.precision, pair)
+                    ):
+                        own = model.digest[:12] if pair.own_worker else ""
+                        lane = self._pool.lane(uid, backend, options.priority, own)
+                        found.append(Target(backend, pair.number, lane, pair))
+
+        return tuple(found)
+
+    def refresh(self, session: Session) -> list[asyncio.Future[Any]]:
+        """Finds a session's targets anew, and loads and maps ahead of its frames where a worker
+        is up or can be started; the futures are those of the loads. Does not block."""
+        session.targets = self.targets(session)
+        session.routes.clear()
+        loads: list[asyncio.Future[Any]] = []
+        for target in session.targets:
+            session.lanes.add(target.lane)
+            target.lane.sessions.add(session)
+            # Without a worker now, the first frame asks again, and gets the answer.
+            with contextlib.suppress(NoBackend):
+                load = target.lane.start().bind(session, target.precision)
+                loads.append(load)
+                self._choose_anew_after(load, session)
+
+        return loads
+
+    @staticmethod
+    def _choose_anew_after(load: asyncio.Future[Any], session: Session) -> None:
+        if not load.done():
+            load.add_done_callback(lambda _: session.routes.clear())
+
+    def changed(self, lane: Lane) -> None:
+        """A lane's worker is ready, or has ended: what its sessions may use is another."""
+        worker = lane.worker
+        for session in list(lane.sessions):
+            session.routes.clear()
+            if worker is not None and worker.state == "ready" and not session.ended:
+                for target in session.targets:
+                    if target.lane is lane and target.pair is not None:
+                        load = worker.bind(session, target.precision)
+                        self._choose_anew_after(load, session)
+
+    # Requests.
 
     def route(self, session: Session, request: Request) -> Lane:
-        """The lane for a request; sets its reason. Does not block."""
+        """The lane for a request; sets its reason and precision. Does not block."""
         known = session.routes.get(request.priority)
         if known is None:
             known = session.routes[request.priority] = self._choose(session, request.priority)
 
-        lane, request.reason = known
+        lane, request.reason, request.precision = known
         return lane
 
-    def _choose(self, session: Session, priority: int) -> tuple[Lane, int]:
-        """The lane and the reason; they hold for the session's whole life."""
-        backends = session.options.backends
+    def _choose(self, session: Session, priority: int) -> tuple[Lane, int, int]:
+        """Lane, reason and precision; they hold until something changes."""
+        targets = session.targets
+        warm = [target for target in targets if target.is_warm(session)]
+        # Where none is, the first one's lane starts its worker, or says why not.
+        target = (warm or targets)[0]
+        lane = target.lane
         if session.model.state:
             # Its state lives in one lane, whatever the priority of a single frame.
-            pinned = session.options.priority
-            return self._pool.lane(session.peer.uid, backends[0], pinned), _PINNED
+            return lane, _PINNED, 0
 
-        one = len(backends) == 1 and len(self.installed) > 1
-        reason = _REQUESTED if one else _ONLY_READY
-        return self._pool.lane(session.peer.uid, backends[0], priority), reason
+        if target.pair is None:
+            lane = self._pool.lane(session.peer.uid, "cpu", priority)
+
+        if len(session.options.backends) == 1 and len(self.installed) > 1:
+            reason = _REQUESTED
+        else:
+            reason = _POLICY if len(warm) > 1 else _ONLY_READY
+
+        return lane, reason, target.precision
+
+    def elsewhere(self, request: Request, lane: Lane) -> Lane | None:
+        """Another lane for a request whose backend failed; sets its precision."""
+        session = request.session
+        session.routes.clear()
+        if session.model.state or session.ended:
+            return None
+
+        for target in session.targets:
+            tried = request.tried >> target.lane.number & 1
+            if target.lane is not lane and not tried and target.is_warm(session):
+                request.precision = target.precision
+                return target.lane
+
+        return None
+
+
+def _not_ready(model: Model, backends: tuple[str, ...], pairs: list[Pair]) -> SwitchgearError:
+    """The error of a session whose backends cannot serve the model, or not yet."""
+    where = ", ".join(backends)
+    if model.state:
+        return UnsupportedModel(f"model {model.label} keeps a state: it runs on the CPU only")
+
+    if not pairs:
+        return NotPrepared(f"model {model.label} is not prepared for {where}")
+
+    pair = pairs[0]
+    text = f"model {model.label} on {pair.label}: {pair.reason or pair.step or pair.state}"
+    if pair.state in ("waiting", "preparing"):
+        return NotPrepared(f"{text}; it is {pair.state}")
+
+    if pair.state == "unsupported":
+        return UnsupportedModel(text)
+
+    return NoBackend(text) if pair.state == "absent" else BackendFailed(text)

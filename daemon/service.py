@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import switchgear
 from switchgear.backends import registry
-from switchgear.daemon import reload, status
+from switchgear.daemon import reload, status, warming
 from switchgear.daemon.config import Configuration
 from switchgear.daemon.instances import Instances
 from switchgear.daemon.interface import Interface
@@ -25,6 +25,7 @@ from switchgear.daemon.model_store import ModelStore
 from switchgear.daemon.models import Model, Models
 from switchgear.daemon.notify import Announcer, Condition, Notifier
 from switchgear.daemon.pool import Pool
+from switchgear.daemon.preparing import Preparing
 from switchgear.daemon.resident import Residents
 from switchgear.daemon.router import Router
 from switchgear.daemon.sessions import Sessions
@@ -37,6 +38,7 @@ from switchgear.ipc.record import Priority
 
 if TYPE_CHECKING:
     from switchgear.daemon.fingerprinting import Fingerprinting
+    from switchgear.daemon.pair import Pair
 
 FINGERPRINTING: Final = "switchgear.daemon.fingerprinting"
 # Of the stop's limit, the share in which running requests may end.
@@ -54,6 +56,7 @@ class Service:
         configuration: Configuration,
         listener: Listener,
         state_dir: Path,
+        cache_dir: Path,
         read_again: Callable[[], Configuration] | None = None,
     ) -> None:
         """`read_again` is what a reload reads; it raises `BadConfiguration`."""
@@ -74,14 +77,25 @@ class Service:
         limits = configuration.limits
         self.jobs = Jobs(limits.jobs_per_user)
         self.pool = Pool(configuration)
-        # Today the CPU is the one backend with workers; others appear with their packages.
-        self.router = Router(self.pool, registry.installed())
+        installed = registry.installed()
+        self.router = Router(self.pool, installed)
         instances = Instances(limits.instances_per_model, limits.instances_mib << 20)
         store = ModelStore(state_dir / "models", limits.store_mib << 20, limits.model_mib << 20)
         validation = Validation(
             configuration.validation, state_dir, configuration.cpu.interactive_threads()
         )
-        self.models = Models(configuration, store, validation, instances, self.pool)
+        self.preparing = Preparing(
+            configuration, state_dir, self.pool, list(installed), self._pair_is_ready
+        )
+        self.models = Models(
+            configuration,
+            store,
+            validation,
+            instances,
+            self.pool,
+            cache_dir / "models",
+            self.preparing.model_loaded,
+        )
         self.sessions = Sessions(limits, self.models, self.pool, self.router)
         self.metrics = Metrics(self)
         self.sessions.meter = self.metrics.requests.meter
@@ -179,6 +193,31 @@ class Service:
             os.close(fd)
             raise
 
+    def prepare_model(
+        self,
+        model: Model,
+        uid: int,
+        backends: tuple[str, ...],
+        precision: str,
+        *,
+        tune_s: int,
+        again: bool,
+    ) -> Job:
+        """Prepares a model on these backends (default: all), before what else is queued.
+
+        :raises UnknownBackend: one of them is not installed.
+        :raises QuotaExceeded: the user has too many running jobs.
+        """
+        self.router.check(backends, strict=True)
+
+        async def work(job: Job) -> dict[str, object]:
+            await self.preparing.follow_all(
+                job, model, backends, precision, tune_s=tune_s, again=again
+            )
+            return model.to_json(uid)
+
+        return self.jobs.start("prepare", model.label, uid, work)
+
     def unload_model(self, model: Model, uid: int, *, force: bool) -> None:
         """:raises ModelInUse: the configuration keeps it, or the user's sessions use it and
         `force` is not set."""
@@ -219,7 +258,7 @@ class Service:
     async def _start(self) -> None:
         """Proves the CPU and loads the resident models; the socket answers meanwhile."""
         uid = os.geteuid()
-        proof = asyncio.create_task(self.pool.lane(uid, "cpu", Priority.NORMAL).prove())
+        proof = asyncio.create_task(warming.prove(self.pool.lane(uid, "cpu", Priority.NORMAL)))
         resident = asyncio.create_task(self._apply_models())
         answer = await proof
         if answer.get("ok") is True:
@@ -256,12 +295,24 @@ class Service:
         # answer may.
         module = await asyncio.to_thread(importlib.import_module, FINGERPRINTING)
         fingerprinting: Fingerprinting = module.Fingerprinting(
-            self._configuration, self._state_dir, self.jobs, self.pool
+            self._configuration,
+            self._state_dir,
+            self.jobs,
+            self.pool,
+            self.preparing.idle,
         )
         await fingerprinting.read()
         self._fingerprinting.set_result(fingerprinting)
+        self.preparing.hot = fingerprinting.hot
         if self.ready:
+            self.preparing.begin()
             fingerprinting.begin()
+
+    def _pair_is_ready(self, model: Model, _pair: Pair) -> None:
+        """Its sessions may use it from now on; their workers load it first."""
+        for session in self.sessions.all():
+            if session.model is model:
+                self.router.refresh(session)
 
     def request_reload(self) -> None:
         """Reads the configuration again, and applies what can change without a restart."""
@@ -303,6 +354,7 @@ class Service:
         if self._fingerprinting.done():
             self._fingerprinting.result().stop()
 
+        await self.preparing.stop()
         for session in self.sessions.all():
             session.accepting = False
 
@@ -336,6 +388,7 @@ async def serve(
     configuration: Configuration,
     open_listener: Callable[[], Listener],
     state_dir: Path,
+    cache_dir: Path,
     on_listening: Callable[[Service], None] | None = None,
     read_again: Callable[[], Configuration] | None = None,
 ) -> None:
@@ -356,7 +409,7 @@ async def serve(
 
     listener = open_listener()
     try:
-        service = Service(configuration, listener, state_dir, read_again)
+        service = Service(configuration, listener, state_dir, cache_dir, read_again)
     except BaseException:
         listener.close()
         raise

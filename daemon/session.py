@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from switchgear.daemon.instances import Instance
     from switchgear.daemon.lane import Lane
     from switchgear.daemon.models import Model
+    from switchgear.daemon.router import Target
     from switchgear.daemon.telemetry.requests import Meter
     from switchgear.daemon.varlink_server import Peer
 
@@ -71,13 +72,15 @@ _OF_REQUEST: Final = Slot.REQUEST
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the client chose at OpenSession."""
+    """What the client chose at OpenSession. `precision` is the lowest one it wants, empty for
+    any that was checked but INT4."""
 
     slots: int
     on_busy: str
     priority: int
     backends: tuple[str, ...]
     strict: bool
+    precision: str = ""
 
 
 class Session:
@@ -107,8 +110,10 @@ class Session:
         self.epoch = 1
         self.answered = 0
         self.lanes: set[Lane] = set()
-        # The router's answers by priority: lane and reason.
-        self.routes: dict[int, tuple[Lane, int]] = {}
+        # Where the router may send requests, and its answers by priority: lane, reason and
+        # precision.
+        self.targets: tuple[Target, ...] = ()
+        self.routes: dict[int, tuple[Lane, int, int]] = {}
         self.accepting = True
         self.deliver: Callable[[bytes | bytearray], None] = self._send
         # Counts what is answered; None where nobody wants to know.
@@ -283,6 +288,14 @@ class Session:
             if self.options.on_busy == "replace_oldest":
                 self._supersede(request)
 
+        if lane not in self.lanes:
+            self.lanes.add(lane)
+            lane.sessions.add(self)
+
+        lane.submit(request)
+
+    def resubmit(self, request: Request, lane: Lane) -> None:
+        """Gives a request whose backend failed to another lane."""
         if lane not in self.lanes:
             self.lanes.add(lane)
             lane.sessions.add(self)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.config import LimitsSection
 from switchgear.daemon.instances import Instance
@@ -19,10 +18,10 @@ from switchgear.daemon.router import Router
 from switchgear.daemon.session import Options, Session
 from switchgear.daemon.validation import Shapes
 from switchgear.daemon.varlink_server import Peer
+from switchgear.daemon.worker_process import Failure
 from switchgear.ipc import arena
 from switchgear.ipc.errors import (
     ConnectionLost,
-    NoBackend,
     QuotaExceeded,
     SwitchgearError,
 )
@@ -82,13 +81,15 @@ class Sessions:
         shapes: Shapes,
         output_capacity_bytes: int | None,
     ) -> Opened:
-        """Opens a session without a socket; waits only for the arena's memory.
+        """Opens a session without a socket; waits for the arena's memory, and without the CPU
+        among its backends until one of them has loaded the model.
 
         :raises SwitchgearError: a limit, a shape, or no memory.
         """
         if self._count[peer.uid] >= self._limits.sessions_per_user:
             raise QuotaExceeded(f"user {peer.uid} has {self._count[peer.uid]} sessions open")
 
+        self._router.check_ready(model, options.backends, options.precision)
         instance, outputs = self._models.instance_for(model, shapes, output_capacity_bytes)
         self._count[peer.uid] += 1
         model.sessions[peer.uid] += 1
@@ -123,7 +124,11 @@ class Sessions:
 
         self._sessions[session.identity] = session
         self.opened += 1
-        self._prepare(session)
+        loads = self._router.refresh(session)
+        if loads and "cpu" not in options.backends:
+            # Nothing else can answer meanwhile.
+            await self._loaded(session, loads)
+
         return Opened(session, layout, instance.inputs, outputs)
 
     def _admit_arena(self, uid: int, size: int) -> None:
@@ -148,16 +153,21 @@ class Sessions:
             creation.add_done_callback(_close_result)
             raise
 
-    def _prepare(self, session: Session) -> None:
-        """Loads and maps ahead of the first frame, where a worker is up or starting."""
-        lane = self._pool.lane(
-            session.peer.uid, session.options.backends[0], session.options.priority
-        )
-        session.lanes.add(lane)
-        lane.sessions.add(session)
-        # Without a worker now, the first frame asks again, and gets the answer.
-        with contextlib.suppress(NoBackend):
-            lane.start().bind(session)
+    async def _loaded(self, session: Session, loads: list[asyncio.Future[Any]]) -> None:
+        """Waits for the loads of a session.
+
+        :raises SwitchgearError: all of them failed, with the first one's reason.
+        """
+        try:
+            results = await asyncio.gather(*(asyncio.shield(load) for load in loads))
+        except BaseException:
+            session.end()
+            raise
+
+        failures = [result for result in results if isinstance(result, Failure)]
+        if len(failures) == len(results):
+            session.end()
+            raise failures[0].to_error(f"model {session.model.label}")
 
     def _ended(self, session: Session) -> None:
         del self._sessions[session.identity]

@@ -52,7 +52,7 @@ class Validation:
         self._threads = threads
         self._gate = asyncio.Semaphore(section.at_once)
         self._engine = engine_key()
-        self._verdicts = Verdicts(folder / "verdicts.json")
+        self._verdicts = Verdicts(folder / "verdicts.json", check_verdict)
 
     def _key(self, digest: str, shapes: Shapes) -> str:
         return f"{digest} {self._engine} {shapes_key(shapes)}"

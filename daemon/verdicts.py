@@ -13,6 +13,7 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,11 +36,13 @@ class Verdicts:
     """At most `KEPT_VERDICTS` of them, in `KEPT_BYTES` of JSON; the one not asked for longest
     goes first.
 
-    A verdict is not changed once it is kept.
+    `check` holds what is read against what is taken out of a verdict; it raises ValueError,
+    KeyError, TypeError or AttributeError. A verdict is not changed once it is kept.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, check: Callable[[Verdict], None]) -> None:
         self._path = path
+        self._check = check
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._bytes = 0
@@ -134,7 +137,7 @@ class Verdicts:
                 raise ValueError(f"schema {data['schema']}")
 
             for key, verdict in data["verdicts"].items():
-                check_verdict(verdict)
+                self._check(verdict)
                 self._add(key, verdict)
         except FileNotFoundError:
             pass

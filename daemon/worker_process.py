@@ -19,7 +19,7 @@ from switchgear.ipc.errors import (
     SwitchgearError,
     error_from_code,
 )
-from switchgear.ipc.record import RECORD_BYTES, ROUTE, ROUTE_OFFSET, Kind
+from switchgear.ipc.record import RECORD_BYTES, ROUTE, ROUTE_OFFSET, Kind, Precision
 
 if TYPE_CHECKING:
     from switchgear.daemon.instances import Instance
@@ -30,8 +30,16 @@ if TYPE_CHECKING:
 REAP_LIMIT_S: Final = 2.0
 
 _REPLY: Final = int(Kind.REPLY)
+# A worker knows an instance, and a session's arena, by number and precision.
+PRECISION_BITS: Final = 3
+PRECISIONS: Final = tuple(int(precision) for precision in Precision)
 
 log = logging.getLogger(__name__)
+
+
+def in_precision(identity: int, precision: int) -> int:
+    """The number by which a worker knows an instance or a session in one precision."""
+    return identity << PRECISION_BITS | precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +136,42 @@ class WorkerProcess:
 
     # Packets to the worker.
 
-    def load(self, instance: Instance) -> asyncio.Future[worker.Packet | Failure]:
-        """Asks for an instance once; the future tells how it went. Does not block."""
-        future = self._loaded.get(instance.identity)
+    def load(
+        self, instance: Instance, precision: int = 0
+    ) -> asyncio.Future[worker.Packet | Failure]:
+        """Asks for an instance in one precision once (0: the model's own); the future tells how
+        it went. Does not block."""
+        identity = in_precision(instance.identity, precision)
+        future = self._loaded.get(identity)
         if future is None:
             future = self._loop.create_future()
-            self._loaded[instance.identity] = future
-            packet = {
+            self._loaded[identity] = future
+            packet: worker.Packet = {
                 "op": "load",
-                "instance": instance.identity,
+                "instance": identity,
                 "shapes": {name: list(shape) for name, shape in instance.shapes.items()},
                 "warm": not instance.stateful,
             }
+            if precision:
+                packet["precision"] = Precision(precision).name.lower()
+                packet["cache"] = instance.model.cache
+
             self._send(packet, [instance.model.fd])
 
         return future
 
-    def load_failure(self, instance: Instance) -> Failure | None:
-        future = self._loaded.get(instance.identity)
+    def has_loaded(self, instance: Instance, precision: int = 0) -> bool:
+        """Whether a frame of this instance would run at once."""
+        future = self._loaded.get(in_precision(instance.identity, precision))
+        return (
+            self.state == "ready"
+            and future is not None
+            and future.done()
+            and not isinstance(future.result(), Failure)
+        )
+
+    def load_failure(self, instance: Instance, precision: int = 0) -> Failure | None:
+        future = self._loaded.get(in_precision(instance.identity, precision))
         if future is not None and future.done() and not future.cancelled():
             result = future.result()
             if isinstance(result, Failure):
@@ -154,35 +180,47 @@ class WorkerProcess:
         return None
 
     def unload(self, identity: int) -> None:
-        if self._loaded.pop(identity, None) is not None:
-            self._send({"op": "unload", "instance": identity})
+        """Frees an instance in whatever precisions it is loaded."""
+        for number in PRECISIONS:
+            if self._loaded.pop(in_precision(identity, number), None) is not None:
+                self._send({"op": "unload", "instance": in_precision(identity, number)})
 
-    def bind(self, session: Session) -> None:
-        """Loads what a session needs and maps its arena there, unless that is done."""
-        if session.identity not in self._bound:
-            self.load(session.instance)
-            self._bound.add(session.identity)
+    def bind(
+        self, session: Session, precision: int = 0
+    ) -> asyncio.Future[worker.Packet | Failure]:
+        """Loads what a session needs and maps its arena there, unless that is done; the future
+        is that of the load."""
+        identity = in_precision(session.identity, precision)
+        future = self.load(session.instance, precision)
+        if identity not in self._bound:
+            self._bound.add(identity)
             packet = {
                 "op": "bind",
-                "binding": session.identity,
-                "instance": session.instance.identity,
+                "binding": identity,
+                "instance": in_precision(session.instance.identity, precision),
                 "layout": session.layout_json,
             }
             self._send(packet, [session.arena_fd])
 
+        return future
+
     def unbind(self, identity: int) -> None:
-        if identity in self._bound:
-            self._bound.discard(identity)
-            self._send({"op": "unbind", "binding": identity})
+        """Forgets a session's arena, in whatever precisions it is bound."""
+        for number in PRECISIONS:
+            binding = in_precision(identity, number)
+            if binding in self._bound:
+                self._bound.discard(binding)
+                self._send({"op": "unbind", "binding": binding})
 
     def run(self, request: Request) -> None:
         """Sends a request's record. Does not block."""
         session = request.session
-        if session.identity not in self._bound:
-            self.bind(session)
+        binding = session.identity << PRECISION_BITS | request.precision
+        if binding not in self._bound:
+            self.bind(session, request.precision)
 
         record = request.record
-        ROUTE.pack_into(record, ROUTE_OFFSET, session.identity, request.deadline_ns)
+        ROUTE.pack_into(record, ROUTE_OFFSET, binding, request.deadline_ns)
         try:
             self._sock.send(record)
         except OSError as error:

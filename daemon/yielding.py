@@ -1,4 +1,4 @@
-"""Keeps the tests of the fingerprint still while requests run.
+"""Keeps what works in the background still while requests run.
 
 SCHED_IDLE alone does not: a CPU that runs such a task counts as busy to the scheduler's
 balancing, so that a second thread of a worker can wait for a tick (4 ms at 250 Hz) beside it. A
@@ -8,11 +8,10 @@ p99 was seen to grow threefold.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from switchgear.daemon.pool import Pool
-    from switchgear.fingerprints.child import TestProcess
 
 # After the last reply the test goes on this much later: a client that sends the next request at
 # once is not worth a stop and a start for each.
@@ -21,13 +20,23 @@ QUIET_S: Final = 0.005
 PAUSED_LIMIT_S: Final = 120.0
 
 
+class Pausable(Protocol):
+    """A process in the background."""
+
+    def pause(self) -> None:
+        """Stops it; harmless once it has ended."""
+
+    def go_on(self) -> None:
+        """Lets it run again."""
+
+
 class Yielding:
-    """Pauses a run's test processes during requests. Use it in `with`, on a running loop."""
+    """Pauses a process in the background during requests. For `with`, on a running loop."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._loop = asyncio.get_running_loop()
-        self._process: TestProcess | None = None
+        self._process: Pausable | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._paused_at = 0.0
         self._paused_s = 0.0
@@ -37,12 +46,12 @@ class Yielding:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.watch_requests(None)
+        self._pool.unwatch_requests(self._request)
         self._go_on()
         self._process = None
 
-    def started(self, process: TestProcess) -> None:
-        """A test process that has just started; it takes the place of the one before."""
+    def started(self, process: Pausable) -> None:
+        """A process that has just started; it takes the place of the one before."""
         self._go_on()
         self._process = process
         if self._pool.idle_s() <= 0:

@@ -55,6 +55,7 @@ class DaemonProcess:
         self.folder = Path(tempfile.mkdtemp(prefix="sg-"))
         self.socket = self.folder / "run" / "switchgear.sock"
         self.state_dir = self.folder / "state"
+        self.cache_dir = self.folder / "cache"
         self.config = self.folder / "switchgear.toml"
         self.log = self.folder / "stderr.log"
         self.config.write_text(config)
@@ -91,7 +92,8 @@ class DaemonProcess:
         command = [
             *(sys.executable, "-W", "error", "-m", "switchgear", "serve"),
             *("--socket", str(self.socket), "--config", str(self.config)),
-            *("--state-dir", str(self.state_dir), *self._arguments),
+            *("--state-dir", str(self.state_dir), "--cache-dir", str(self.cache_dir)),
+            *self._arguments,
         ]
         with self.log.open("ab") as sink:
             self._process = subprocess.Popen(

@@ -211,7 +211,7 @@ class World:
             assert sorted(targets) == [n for n, s in enumerate(slots) if s is Slot.REQUEST]
 
         lane = self.lane
-        waiting = [item[-1] for item in lane._queue if item[-1].waiting]
+        waiting = [item[-1] for item in lane._queue._heap if item[-1].waiting]
         assert lane.queued == len(waiting)
         assert len({id(request) for request in waiting}) == len(waiting)
 

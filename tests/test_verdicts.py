@@ -49,12 +49,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_was_kept_is_there_again(path: Path) -> None:
-    kept = Verdicts(path)
+    kept = Verdicts(path, check_verdict)
     kept.keep("a", SOUND)
     kept.keep("b", REFUSED)
     kept.flush()
 
-    again = Verdicts(path)
+    again = Verdicts(path, check_verdict)
     assert again.get("a") == SOUND
     assert again.get("b") == REFUSED
     assert again.get("c") is None
@@ -63,14 +63,14 @@ def test_what_was_kept_is_there_again(path: Path) -> None:
 
 
 def test_the_one_not_asked_for_longest_goes(path: Path) -> None:
-    kept = Verdicts(path)
+    kept = Verdicts(path, check_verdict)
     for number in range(KEPT_VERDICTS):
         kept.keep(str(number), REFUSED)
 
     kept.get("0")
     kept.keep("one more", REFUSED)
     kept.flush()
-    again = Verdicts(path)
+    again = Verdicts(path, check_verdict)
 
     assert again.get("0") is not None
     assert again.get("1") is None
@@ -78,7 +78,7 @@ def test_the_one_not_asked_for_longest_goes(path: Path) -> None:
 
 
 def test_large_verdicts_are_kept_in_a_bound_of_their_own(path: Path) -> None:
-    kept = Verdicts(path)
+    kept = Verdicts(path, check_verdict)
     large = {**REFUSED, "text": "x" * (KEPT_BYTES // 10)}
     for number in range(12):
         kept.keep(str(number), large)
@@ -87,7 +87,7 @@ def test_large_verdicts_are_kept_in_a_bound_of_their_own(path: Path) -> None:
     kept.keep("small", REFUSED)
     kept.flush()
     assert path.stat().st_size < 1.1 * KEPT_BYTES
-    again = Verdicts(path)
+    again = Verdicts(path, check_verdict)
     for verdicts in (kept, again):
         known = [n for n in range(12) if verdicts.get(str(n)) is not None]
         assert known == [*range(3, 12)]
@@ -108,7 +108,7 @@ def test_the_newest_state_is_the_last_one_written(
         write(self, state)
 
     monkeypatch.setattr(Verdicts, "_write", slow_disk)
-    kept = Verdicts(path)
+    kept = Verdicts(path, check_verdict)
     kept.keep("0", REFUSED)
     assert begun.wait(10)
     # The disk does not answer, and none of these waits for it.
@@ -120,24 +120,24 @@ def test_the_newest_state_is_the_last_one_written(
 
     # Those in between are left out; the file is the last one.
     assert written == [1, 50]
-    assert Verdicts(path).get("49") == REFUSED
+    assert Verdicts(path, check_verdict).get("49") == REFUSED
 
 
 def test_the_end_of_the_process_waits_for_the_last_write(path: Path) -> None:
     script = (
-        "import sys, pathlib; from switchgear.daemon.verdicts import Verdicts\n"
-        "kept = Verdicts(pathlib.Path(sys.argv[1]))\n"
+        "import sys, pathlib; from switchgear.daemon.verdicts import Verdicts, check_verdict\n"
+        "kept = Verdicts(pathlib.Path(sys.argv[1]), check_verdict)\n"
         f"for n in range(100): kept.keep(str(n), {REFUSED!r})\n"
     )
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
 
-    assert Verdicts(path).get("99") == REFUSED
+    assert Verdicts(path, check_verdict).get("99") == REFUSED
 
 
 def test_a_kill_in_the_middle_leaves_a_whole_file(path: Path) -> None:
     script = (
-        "import sys, pathlib; from switchgear.daemon.verdicts import Verdicts\n"
-        "kept = Verdicts(pathlib.Path(sys.argv[1]))\n"
+        "import sys, pathlib; from switchgear.daemon.verdicts import Verdicts, check_verdict\n"
+        "kept = Verdicts(pathlib.Path(sys.argv[1]), check_verdict)\n"
         "print('on', flush=True)\n"
         f"n = 0\nwhile True:\n    n += 1; kept.keep(str(n % 500), {REFUSED!r})\n"
     )
@@ -154,7 +154,7 @@ def test_a_kill_in_the_middle_leaves_a_whole_file(path: Path) -> None:
 
         assert json.loads(path.read_text())["verdicts"]
 
-    assert Verdicts(path).get("1") == REFUSED
+    assert Verdicts(path, check_verdict).get("1") == REFUSED
     assert [entry.name for entry in path.parent.iterdir()] == ["verdicts.json"]
 
 
@@ -183,13 +183,13 @@ def test_a_bad_file_is_told_and_begun_anew(
 ) -> None:
     path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
-        kept = Verdicts(path)
+        kept = Verdicts(path, check_verdict)
 
     assert str(path) in caplog.text
     assert kept.get("a") is None
     kept.keep("a", SOUND)
     kept.flush()
-    assert Verdicts(path).get("a") == SOUND
+    assert Verdicts(path, check_verdict).get("a") == SOUND
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_folder_that_takes_no_file_is_told(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "fsync", full)
-    kept = Verdicts(path)
+    kept = Verdicts(path, check_verdict)
     with caplog.at_level(logging.WARNING):
         kept.keep("a", SOUND)
         kept.flush()

@@ -25,8 +25,12 @@ class Lanes:
         self.callback: Callable[[], None] | None = None
         self.idle = float("inf")
 
-    def watch_requests(self, callback: Callable[[], None] | None) -> None:
+    def watch_requests(self, callback: Callable[[], None]) -> None:
         self.callback = callback
+
+    def unwatch_requests(self, callback: Callable[[], None]) -> None:
+        assert self.callback == callback
+        self.callback = None
 
     def idle_s(self) -> float:
         return self.idle

@@ -30,6 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--config", type=Path, help="configuration file (TOML)")
     parser.add_argument("--socket", type=Path, help="where to listen")
     parser.add_argument("--state-dir", type=Path, help="folder of what survives a restart")
+    parser.add_argument("--cache-dir", type=Path, help="folder of what can be made again")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), help="what to log"
     )
@@ -69,9 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     socket_path = arguments.socket or paths.socket_path()
     state_dir = arguments.state_dir or paths.state_dir()
+    cache_dir = arguments.cache_dir or paths.cache_dir()
     opener = functools.partial(listen.open_listener, socket_path.absolute())
     read_again = functools.partial(_read, arguments)
     with asyncio.Runner(loop_factory=ServingLoop) as runner:
-        runner.run(serve(configuration, opener, state_dir, read_again=read_again))
+        runner.run(serve(configuration, opener, state_dir, cache_dir, read_again=read_again))
 
     return 0

@@ -1,0 +1,341 @@
+"""Prepares models on every backend behind the CPU: the queue, and how each pair ended.
+
+One pair at a time, in a process that compiles, runs and checks it at the lowest priority, that
+stands still while requests run, and that ends; its verdict is kept by model, engine, device and
+driver. What is ready then loads warm in the workers that serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Final
+
+from switchgear.daemon.pair import ASKED, Pair, check_pair_verdict, is_lasting
+from switchgear.daemon.preparer_process import Preparer, failed
+from switchgear.daemon.presence import Facts, prove_backend
+from switchgear.daemon.pressure import memory_is_short
+from switchgear.daemon.verdicts import Verdict, Verdicts
+from switchgear.daemon.yielding import Yielding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from switchgear.daemon.config import Configuration
+    from switchgear.daemon.jobs import Job
+    from switchgear.daemon.model import Model
+    from switchgear.daemon.pool import Pool
+
+# How often a hot device, or one short of memory, is looked at again.
+LOOK_AGAIN_S: Final = 1.0
+# A driver that ends the process is asked once more.
+ATTEMPTS: Final = 2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """A pair in the queue; `ended` is set once it is ready or not."""
+
+    model: Model
+    pair: Pair
+    tune_s: float = 0.0
+    again: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    heard: Callable[[str], None] | None = None
+
+
+class Preparing:
+    """Use it on a running loop. `on_ready` is called for each pair that becomes ready.
+
+    `hot` says why the device is too warm to work in the background, or None.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        state_dir: Path,
+        pool: Pool,
+        installed: Sequence[str],
+        on_ready: Callable[[Model, Pair], None],
+    ) -> None:
+        self._configuration = configuration
+        self._settings = configuration.prepare
+        self._pool = pool
+        self._on_ready = on_ready
+        self._verdicts = Verdicts(state_dir / "pairs.json", check_pair_verdict)
+        self.backends = {name: Facts() for name in sorted(installed) if name != "cpu"}
+        self.hot: Callable[[], str | None] = lambda: None
+        self._queue: deque[Item] = deque()
+        self._news = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._proven = asyncio.Event()
+        self._present: Item | None = None
+        self._task: asyncio.Task[None] | None = None
+        if not self._settings.enabled:
+            self._proven.set()
+            self._idle.set()
+
+    # Life.
+
+    def begin(self) -> None:
+        """Proves the backends and prepares what is queued, from now on."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Ends what runs and waits for it; what is not prepared is left."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+        self._verdicts.flush()
+        for item in [*self._queue, *([self._present] if self._present else [])]:
+            item.ended.set()
+
+    async def idle(self) -> None:
+        """Waits until nothing is to be prepared."""
+        await self._idle.wait()
+
+    async def proven(self) -> None:
+        """Waits until it is known which backends run here."""
+        await self._proven.wait()
+
+    # What is wanted.
+
+    def model_loaded(self, model: Model) -> None:
+        """Queues a model on every backend, in the usual precisions. Does not block."""
+        if not self._settings.enabled or model.state:
+            return
+
+        asked = [one for one in ASKED if one[0] in self.backends]
+        known = {backend for backend, _ in ASKED}
+        asked += [(name, "auto") for name in self.backends if name not in known]
+        for backend, precision in asked:
+            wanted = not self._settings.backends or backend in self._settings.backends
+            if wanted and (backend, precision) not in model.pairs:
+                self._add(Item(model, Pair(backend, precision)))
+
+    def want(
+        self,
+        model: Model,
+        backend: str,
+        precision: str,
+        *,
+        tune_s: float = 0.0,
+        again: bool = False,
+    ) -> Item:
+        """Queues one pair before all others, or the one that waits for it already."""
+        pair = model.pairs.get((backend, precision)) or Pair(backend, precision)
+        for item in [*self._queue, *([self._present] if self._present else [])]:
+            if item.pair is pair and not again and not tune_s:
+                return item
+
+        item = Item(model, pair, tune_s, again)
+        if pair.ready and not again and not tune_s:
+            item.ended.set()
+            return item
+
+        self._add(item, first=True)
+        return item
+
+    async def follow_all(
+        self,
+        job: Job,
+        model: Model,
+        backends: Sequence[str],
+        precision: str,
+        *,
+        tune_s: float = 0.0,
+        again: bool = False,
+    ) -> None:
+        """Wants a model on these backends, all of them where none is named, and waits.
+
+        `precision` "auto" means what is usual for each backend.
+        """
+        wanted = []
+        for name in self.backends:
+            if not backends or name in backends:
+                usual = tuple(asked for backend, asked in ASKED if backend == name)
+                wanted += [
+                    (name, asked)
+                    for asked in ((usual or ("auto",)) if precision == "auto" else (precision,))
+                ]
+
+        items = [
+            self.want(model, name, asked, tune_s=tune_s, again=again)
+            # The last one is put first.
+            for name, asked in reversed(wanted if not model.state else [])
+        ]
+        await self.follow(job, items[::-1])
+
+    async def follow(self, job: Job, items: Sequence[Item]) -> None:
+        """Waits until pairs are prepared, and tells a job's watchers of each step."""
+        for number, item in enumerate(items):
+            label = f"{item.model.label} on {item.pair.label}"
+
+            def say(step: str, label: str = label, number: int = number) -> None:
+                job.progress(f"{label}: {step}", number, len(items))
+
+            if not item.ended.is_set():
+                item.heard = say
+                say(item.pair.step or "waiting")
+                await item.ended.wait()
+
+        job.progress("done", len(items), len(items))
+
+    def _add(self, item: Item, *, first: bool = False) -> None:
+        item.model.pairs[(item.pair.backend, item.pair.asked)] = item.pair
+        if not item.pair.ready:
+            item.pair.state = "waiting"
+
+        (self._queue.appendleft if first else self._queue.append)(item)
+        self._idle.clear()
+        self._news.set()
+
+    # The one that works.
+
+    async def _run(self) -> None:
+        if self._settings.enabled:
+            for name in self.backends:
+                options = self._configuration.backend_options(name)
+                self.backends[name] = await prove_backend(name, options)
+
+            self._proven.set()
+
+        while True:
+            while self._queue:
+                self._present = self._queue.popleft()
+                await self._prepare(self._present)
+                self._present = None
+
+            self._idle.set()
+            self._news.clear()
+            await self._news.wait()
+
+    async def _prepare(self, item: Item) -> None:
+        model, pair = item.model, item.pair
+        facts = self.backends.get(pair.backend, Facts("absent", "it is not installed"))
+        try:
+            if facts.state == "absent":
+                pair.state, pair.reason = "absent", facts.reason
+            elif not model.users and not model.resident:
+                pair.state, pair.reason = "failed", "the model was unloaded"
+            else:
+                await self._decide(item, self._key(item, facts))
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("preparing %s on %s", model.label, pair.label)
+            pair.state, pair.reason = "failed", "a fault of the daemon; its log says more"
+        finally:
+            item.ended.set()
+
+    @staticmethod
+    def _key(item: Item, facts: Facts) -> str:
+        return f"{item.model.digest} {item.pair.backend} {item.pair.asked} {facts.key}"
+
+    async def _decide(self, item: Item, key: str) -> None:
+        """Takes a pair's verdict from the kept ones or from a preparer."""
+        model, pair = item.model, item.pair
+        verdict = None if item.again or item.tune_s else self._verdicts.get(key)
+        if verdict is None:
+            was_ready = pair.ready
+            if not was_ready:
+                pair.state = "preparing"
+
+            verdict = await self._try(item)
+            if is_lasting(verdict):
+                self._verdicts.keep(key, verdict)
+
+        pair.apply(verdict)
+        if pair.ready:
+            log.info("model %s is ready on %s", model.label, pair.label)
+            self._on_ready(model, pair)
+        else:
+            log.warning("model %s on %s: %s", model.label, pair.label, pair.reason)
+
+    async def _try(self, item: Item) -> Verdict:
+        """Runs preparers until one gives a verdict or the second has died."""
+        verdict: Verdict = {}
+        for _ in range(ATTEMPTS):
+            verdict = await self._try_once(item)
+            if not verdict.get("died"):
+                break
+
+        return verdict
+
+    async def _try_once(self, item: Item) -> Verdict:
+        model, pair = item.model, item.pair
+        await self._until(item, self._why_not_now)
+        begin_ns = monotonic_ns()
+        steps: list[tuple[str, int]] = []
+
+        def step(name: str) -> None:
+            steps.append((name, (monotonic_ns() - begin_ns) // 1000))
+            pair.step = name
+            if item.heard is not None:
+                item.heard(name)
+
+        try:
+            os.makedirs(model.cache, mode=0o700, exist_ok=True)
+            preparer = Preparer(
+                model,
+                pair,
+                self._configuration.backend_options(pair.backend),
+                tune_s=item.tune_s,
+                on_step=step,
+            )
+        except OSError as error:
+            return failed(error.errno or 5, "", f"{error.filename}: {error.strerror}", "errno")
+
+        try:
+            with Yielding(self._pool) as yielding:
+                yielding.started(preparer)
+                watch = asyncio.create_task(self._rest(preparer))
+                try:
+                    verdict = await preparer.verdict(self._settings.time_limit_s + item.tune_s)
+                finally:
+                    watch.cancel()
+        finally:
+            await preparer.close()
+
+        ends = [at for _, at in steps[1:]] + [(monotonic_ns() - begin_ns) // 1000]
+        pair.timeline = [
+            (name, at, end - at) for (name, at), end in zip(steps, ends, strict=True)
+        ]
+        return verdict
+
+    # Heat and pressure.
+
+    def _why_not_now(self) -> str | None:
+        if reason := self.hot():
+            return reason
+
+        return "memory is short" if memory_is_short() else None
+
+    async def _until(self, item: Item, why_not: Callable[[], str | None]) -> None:
+        while reason := why_not():
+            item.pair.step = f"waiting: {reason}"
+            if item.heard is not None:
+                item.heard(item.pair.step)
+
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _rest(self, preparer: Preparer) -> None:
+        """Keeps a preparer still while the device is hot or short of memory."""
+        resting = False
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            wanted = self._why_not_now() is not None
+            if wanted != resting:
+                resting = wanted
+                preparer.rest(resting)
