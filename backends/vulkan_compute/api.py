@@ -90,6 +90,7 @@ class PhysicalDevice:
     timestamp_period_ns: float
     max_invocations: int
     memory: Any
+    pipeline_cache_uuid: str
 
 
 class Instance:
@@ -148,6 +149,7 @@ class Instance:
             timestamp_period_ns=properties.limits.timestampPeriod,
             max_invocations=properties.limits.maxComputeWorkGroupInvocations,
             memory=memory,
+            pipeline_cache_uuid=bytes(ffi.buffer(properties.pipelineCacheUUID)).hex(),
         )
 
     def _subject(

@@ -40,6 +40,18 @@ class Buffer:
     view: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A kernel with its buffers: the three parts of `bound_pipeline`, the push constant and the
+    number of groups."""
+
+    layout: Any
+    pipeline: Any
+    descriptors: Any
+    push: int
+    groups: tuple[int, int, int]
+
+
 class Device:
     """A logical device. `close` waits for the queue; do not call it after a driver error.
 
@@ -217,10 +229,7 @@ class Device:
         if self._queries != api.ffi.NULL:
             lib.vkCmdResetQueryPool(commands[0], self._queries, 0, 2)
 
-        lib.vkCmdBindPipeline(commands[0], 1, pipeline)
-        lib.vkCmdBindDescriptorSets(commands[0], 1, layout, 0, 1, descriptors, 0, api.ffi.NULL)
-        constant = api.ffi.new("uint32_t*", push)
-        lib.vkCmdPushConstants(commands[0], layout, _STAGE_COMPUTE, 0, 4, constant)
+        self._bind(commands, layout, pipeline, descriptors, push)
         if self._queries != api.ffi.NULL:
             lib.vkCmdWriteTimestamp(commands[0], _AT_TOP, self._queries, 0)
 
@@ -234,6 +243,32 @@ class Device:
             (_AT_TRANSFER | _AT_COMPUTE, _TRANSFER_READ | _SHADER_READ | _SHADER_WRITE),
         )
         return self._end(commands)
+
+    def dispatch_commands(self, dispatches: Sequence[Dispatch]) -> Any:
+        """Recorded dispatches, with a memory barrier behind each.
+
+        What one writes is visible to the next, and what the last writes to the host.
+        """
+        commands = self._begin()
+        for each in dispatches:
+            self._bind(commands, each.layout, each.pipeline, each.descriptors, each.push)
+            self.api.lib.vkCmdDispatch(commands[0], *each.groups)
+            self._barrier(
+                commands,
+                (_AT_COMPUTE, _SHADER_WRITE),
+                (_AT_COMPUTE | _AT_HOST, _SHADER_READ | _SHADER_WRITE | _HOST_READ),
+            )
+
+        return self._end(commands)
+
+    def _bind(
+        self, commands: Any, layout: Any, pipeline: Any, descriptors: Any, push: int
+    ) -> None:
+        lib, ffi = self.api.lib, self.api.ffi
+        lib.vkCmdBindPipeline(commands[0], 1, pipeline)
+        lib.vkCmdBindDescriptorSets(commands[0], 1, layout, 0, 1, descriptors, 0, ffi.NULL)
+        constant = ffi.new("uint32_t*", push)
+        lib.vkCmdPushConstants(commands[0], layout, _STAGE_COMPUTE, 0, 4, constant)
 
     def empty_commands(self) -> Any:
         """A recorded command buffer without a command: what a submit costs by itself."""

@@ -1,4 +1,4 @@
-"""A compute pipeline with its buffers bound, from SPIR-V."""
+"""A compute pipeline with its buffers bound, from SPIR-V, and the cache that it comes from."""
 
 from __future__ import annotations
 
@@ -15,13 +15,47 @@ _STAGE_COMPUTE: Final = 0x20
 _WHOLE: Final = 2**64 - 1
 
 
+def pipeline_cache(device: Device, data: bytes) -> Any:
+    """A VkPipelineCache of the device, which `close` destroys; `data` may be empty.
+
+    The driver trusts `data`: it has to be what `pipeline_cache_data` gave under the same
+    driver, unchanged. Raises `DriverError`.
+    """
+    ffi = device.api.ffi
+    initial = ffi.from_buffer(data) if data else ffi.NULL
+    info = device.api.struct(
+        "VkPipelineCacheCreateInfo",
+        "PIPELINE_CACHE_CREATE_INFO",
+        initialDataSize=len(data),
+        pInitialData=initial,
+    )
+    return device.created("VkPipelineCache", "vkCreatePipelineCache", info)
+
+
+def pipeline_cache_data(device: Device, cache: Any, limit_bytes: int) -> bytes:
+    """What the cache holds now; empty where that is more than `limit_bytes`.
+
+    Raises `DriverError`.
+    """
+    api, ffi = device.api, device.api.ffi
+    size = ffi.new("size_t*")
+    get = api.lib.vkGetPipelineCacheData
+    api.check(get(device.handle, cache, size, ffi.NULL), "vkGetPipelineCacheData")
+    if not 0 < size[0] <= limit_bytes:
+        return b""
+
+    data = ffi.new("char[]", size[0])
+    api.check(get(device.handle, cache, size, data), "vkGetPipelineCacheData")
+    return bytes(ffi.buffer(data, size[0]))
+
+
 def bound_pipeline(
-    device: Device, spirv: bytes, buffers: Sequence[Buffer]
+    device: Device, spirv: bytes, buffers: Sequence[Buffer], cache: Any = None
 ) -> tuple[Any, Any, Any]:
     """Layout, pipeline and descriptor set of the entry point `main`.
 
     `buffers` are its storage buffers from binding 0 on; it has one 32-bit push constant. All of
-    it lives until the device is closed. Raises `DriverError`.
+    it lives until the device is closed. `cache` is a `pipeline_cache`. Raises `DriverError`.
     """
     api, ffi, lib = device.api, device.api.ffi, device.api.lib
     code = ffi.from_buffer("uint32_t[]", spirv)
@@ -74,7 +108,9 @@ def bound_pipeline(
     info.layout = layout
     made = ffi.new("VkPipeline*")
     api.check(
-        lib.vkCreateComputePipelines(device.handle, ffi.NULL, 1, info, ffi.NULL, made),
+        lib.vkCreateComputePipelines(
+            device.handle, ffi.NULL if cache is None else cache, 1, info, ffi.NULL, made
+        ),
         "vkCreateComputePipelines",
     )
     device.keep(
