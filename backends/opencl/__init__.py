@@ -1,0 +1,1 @@
+"""Models on OpenCL: a `.tflite` file becomes kernels by tinygrad, replayed through pyopencl."""

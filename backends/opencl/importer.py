@@ -1,0 +1,300 @@
+"""From a graph to tinygrad: which operators are missing, and the program of the rest.
+
+Everything that does not depend on the model's inputs is done once, in `build`: half floats are
+widened, sparse constants made dense, shapes computed, weights placed on the device. Only
+tinygrad's public Tensor is used. The device is tinygrad's default one (`DEV=CL`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from tinygrad import Tensor
+
+from switchgear.backends.opencl.operators import RULES
+from switchgear.backends.opencl.operators.convolution import is_product
+from switchgear.backends.opencl.rules import TYPES, Node, volume
+from switchgear.backends.opencl.sparse import dense
+from switchgear.backends.opencl.weights import dequantised, unpacked
+from switchgear.ipc.errors import BadModel, SwitchgearError, UnsupportedModel
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from switchgear.backends.opencl.graph import Graph, GraphTensor, Shape
+    from switchgear.backends.opencl.rules import Apply, LinearHook, Rule
+
+# Constants up to this size are computed element by element in Python, which needs no compiler.
+_FOLDED_ELEMENTS: Final = 1 << 14
+_FOLDING_DEVICE: Final = "PYTHON"
+
+
+@dataclass(frozen=True, slots=True)
+class LinearOperator:
+    """A matrix product with known weights [n, k], for `rows` rows at a time.
+
+    `first` and `last`: no other operator with weights stands between it and an input, or an
+    output, in the file's order.
+    """
+
+    index: int
+    n: int
+    k: int
+    rows: int
+    multiply_adds: int
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An operator as it is run: what it does, which tensors it reads and writes."""
+
+    apply: Apply
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Program:
+    """A model as a function of tinygrad Tensors.
+
+    `inputs` gives shape and dtype (numpy's name) of each. A call takes realised Tensors of the
+    same and returns the lazy outputs in the graph's order; it computes nothing itself.
+    """
+
+    def __init__(self, graph: Graph, constants: Mapping[int, NDArray[Any] | None]) -> None:
+        self.inputs: tuple[tuple[Shape, str], ...] = tuple(
+            (graph.tensors[i].shape, graph.tensors[i].dtype) for i in graph.inputs
+        )
+        self._graph = graph
+        self._steps: list[_Step] = []
+        self._constants = constants
+        self._placed: dict[int, Tensor] = {}
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        """:raises BadModel: a shape is not the one that the file states."""
+        given = [tuple(tensor.shape) for tensor in tensors]
+        if given != [shape for shape, _ in self.inputs]:
+            raise ValueError(f"the program takes {self.inputs}, not {given}")
+
+        values: dict[int, Tensor] = dict(zip(self._graph.inputs, tensors, strict=True))
+        for step in self._steps:
+            self._run(step, values)
+
+        return [self._value(values, index) for index in self._graph.outputs]
+
+    def append(self, step: _Step, values: dict[int, Tensor]) -> None:
+        """Adds a step and runs it on `values`; used while the program is built."""
+        self._steps.append(step)
+        self._run(step, values)
+
+    def _run(self, step: _Step, values: dict[int, Tensor]) -> None:
+        results = step.apply(lambda position: self._value(values, step.inputs[position]))
+        listed = [results] if isinstance(results, Tensor) else list(results)
+        for index, result in zip(step.outputs, listed, strict=True):
+            values[index] = result
+
+    def _value(self, values: Mapping[int, Tensor], index: int) -> Tensor:
+        if index in values:
+            return values[index]
+
+        if index not in self._placed:
+            constant = self._constants[index]
+            assert constant is not None
+            self._placed[index] = Tensor(np.array(constant, order="C")).realize()
+
+        return self._placed[index]
+
+
+def unsupported(graph: Graph) -> tuple[str, ...]:
+    """Every operator that cannot be imported, each kind once, with the reason; builds nothing.
+
+    An empty tuple means that `build` takes the graph, as far as its structure tells.
+    """
+    found: dict[str, None] = {}
+    for index in graph.inputs:
+        tensor = graph.tensors[index]
+        if tensor.dtype not in TYPES:
+            found[f"input {tensor.name} of {tensor.dtype}"] = None
+
+    for node in _nodes(graph):
+        reason = _reason(node)
+        if reason:
+            found[f"{node.operator.name}: {reason}"] = None
+
+    return tuple(found)
+
+
+def linear_operators(graph: Graph) -> tuple[LinearOperator, ...]:
+    """The operators for which `build` calls its hook, in the order of the file."""
+    weighted = []
+    found = []
+    for node in _nodes(graph):
+        name = node.operator.name
+        if name in ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED"):
+            weighted.append(node.index)
+
+        product = (name == "CONV_2D" and is_product(node)) or (
+            name == "FULLY_CONNECTED" and not node.quantised and node.is_known(1)
+        )
+        if product:
+            shape = node.shape(1)
+            n, k = shape[0], shape[-1]
+            rows = volume(node.shape(0)) // max(k, 1)
+            found.append((node.index, n, k, rows))
+
+    return tuple(
+        LinearOperator(
+            index,
+            n,
+            k,
+            rows,
+            n * k * rows,
+            first=index == weighted[0],
+            last=index == weighted[-1],
+        )
+        for index, n, k, rows in found
+    )
+
+
+def build(graph: Graph, *, linear: LinearHook | None = None) -> Program:
+    """The program of a graph; places all weights on the device, blocking.
+
+    `linear` is called for each of `linear_operators`, again whenever the program is called.
+
+    :raises UnsupportedModel: an operator is missing; the text names each one.
+    :raises BadModel: the graph contradicts itself.
+    """
+    missing = unsupported(graph)
+    if missing:
+        raise UnsupportedModel("not possible on OpenCL: " + "; ".join(missing))
+
+    known: dict[int, NDArray[Any] | None] = {
+        index: _constant(tensor)
+        for index, tensor in enumerate(graph.tensors)
+        if tensor.data is not None
+    }
+    program = Program(graph, known)
+    # A first pass over tensors without content: it finds the shapes, and places constants.
+    values = {index: _placeholder(graph.tensors[index]) for index in graph.inputs}
+    shapes = {index: graph.tensors[index].shape for index in graph.inputs}
+    for index, operator in enumerate(graph.operators):
+        rule = RULES[operator.name]
+        if _is_folded(graph, index, known, rule):
+            folded = _folded(Node(graph, index, known, shapes))
+            known.update(folded)
+            shapes.update({i: value.shape for i, value in folded.items()})
+            continue
+
+        node = Node(graph, index, known, shapes, linear=linear)
+        program.append(_Step(rule.prepare(node), operator.inputs, operator.outputs), values)
+        for output in operator.outputs:
+            shapes[output] = _checked(node, graph.tensors[output], values[output])
+
+    return program
+
+
+def _placeholder(tensor: GraphTensor) -> Tensor:
+    return Tensor.empty(*tensor.shape, dtype=TYPES[tensor.dtype])
+
+
+def _checked(node: Node, tensor: GraphTensor, value: Tensor) -> Shape:
+    """The shape of a result, which has to be the file's.
+
+    :raises BadModel: it is another shape or dtype.
+    """
+    shape = tuple(int(size) for size in value.shape)
+    if shape != tensor.shape:
+        raise BadModel(
+            f"{node.title} gives {list(shape)}, and its result {tensor.name} is"
+            f" {list(tensor.shape)} in the file"
+        )
+
+    if value.dtype != TYPES.get(tensor.dtype):
+        raise BadModel(f"{node.title} gives {value.dtype.name}, the file says {tensor.dtype}")
+
+    return shape
+
+
+def _nodes(graph: Graph) -> list[Node]:
+    """Each operator, with what is known before the model runs (not its values)."""
+    known: dict[int, NDArray[Any] | None] = {
+        index: None for index, tensor in enumerate(graph.tensors) if tensor.data is not None
+    }
+    nodes = []
+    for index, operator in enumerate(graph.operators):
+        nodes.append(Node(graph, index, known))
+        rule = RULES.get(operator.name)
+        if rule is not None and _is_folded(graph, index, known, rule):
+            known |= dict.fromkeys(operator.outputs)
+
+    return nodes
+
+
+def _reason(node: Node) -> str:
+    rule = RULES.get(node.operator.name)
+    if rule is None:
+        return "not known"
+
+    if node.operator.version > rule.version:
+        return f"version {node.operator.version}, up to {rule.version} is known"
+
+    try:
+        for position in rule.data:
+            if node.dtype(position) not in rule.dtypes:
+                return f"on {node.dtype(position)}"
+
+        for position in rule.constants:
+            if node.has(position) and not node.is_known(position):
+                return f"its input {position} is computed at run time"
+
+        return rule.refuse(node)
+    except SwitchgearError as error:
+        return error.text
+
+
+def _is_folded(graph: Graph, index: int, known: Mapping[int, Any], rule: Rule) -> bool:
+    inputs = graph.operators[index].inputs
+    return rule.static or (bool(inputs) and all(i in known for i in inputs if i >= 0))
+
+
+def _constant(tensor: GraphTensor) -> NDArray[Any]:
+    """The elements of a constant in its shape; sparse ones dense."""
+    data = tensor.data
+    assert data is not None
+    if tensor.sparsity is not None:
+        if tensor.dtype not in ("float32", "float16", "int8", "uint8"):
+            raise UnsupportedModel(f"{tensor.name}: a sparse constant of {tensor.dtype}")
+
+        values = np.frombuffer(data, np.dtype(tensor.dtype).newbyteorder("<"))
+        return dense(tensor.sparsity, values, tensor.shape).reshape(tensor.shape)
+
+    return unpacked(tensor, data)
+
+
+def _folded(node: Node) -> dict[int, NDArray[Any]]:
+    """The results of an operator of constants."""
+    operator = node.operator
+    if operator.name == "DENSIFY":
+        return {operator.outputs[0]: node.constant(0)}
+
+    if operator.name == "DEQUANTIZE":
+        value = node.constant(0)
+        if value.dtype == np.float16:
+            return {operator.outputs[0]: value.astype(np.float32)}
+
+        return {operator.outputs[0]: dequantised(value, node.quantisation(node.tensor(0)))}
+
+    size = sum(volume(node.shape(i)) for i in range(node.count) if node.has(i))
+    device = _FOLDING_DEVICE if size <= _FOLDED_ELEMENTS else None
+    apply = RULES[operator.name].prepare(replace(node, device=device))
+    results = apply(lambda position: Tensor(node.constant(position), device=device))
+    listed = [results] if isinstance(results, Tensor) else list(results)
+    return {
+        index: np.asarray(result.numpy())
+        for index, result in zip(operator.outputs, listed, strict=True)
+    }
+
