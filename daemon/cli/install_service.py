@@ -116,7 +116,10 @@ def rendered(options: argparse.Namespace) -> dict[Path, str]:
         return {folder / Path(n).name: program.apply(_text(n)) for n in USER_FILES}
 
     root = (options.root or Path("/")).absolute()
-    return {root / place: program.apply(_text(name)) for name, place in SYSTEM_FILES.items()}
+    files = {root / place: program.apply(_text(name)) for name, place in SYSTEM_FILES.items()}
+    accounts = root / SYSTEM_FILES["switchgear-sysusers.conf"]
+    files[accounts] = with_known_groups(files[accounts], groups_of(root))
+    return files
 
 
 def _program(options: argparse.Namespace) -> Program:
@@ -128,6 +131,27 @@ def _program(options: argparse.Namespace) -> Program:
 
 def _text(name: str) -> str:
     return resources.files("switchgear.systemd").joinpath(name).read_text(encoding="utf-8")
+
+
+def groups_of(root: Path) -> frozenset[str]:
+    """The names of the groups that a system has in its files."""
+    try:
+        lines = (root / "etc/group").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+
+    return frozenset(line.partition(":")[0] for line in lines)
+
+
+def with_known_groups(text: str, groups: frozenset[str]) -> str:
+    """A sysusers file without memberships of other groups: it would make them, and where there
+    is no such group, no device node belongs to it."""
+    kept = [
+        line
+        for line in text.splitlines(keepends=True)
+        if not line.startswith("m ") or line.split()[2] in groups
+    ]
+    return "".join(kept)
 
 
 def user_folder() -> Path:
