@@ -6,6 +6,7 @@ One boot for all of it: the steps need each other, and a boot costs a second.
 from __future__ import annotations
 
 import base64
+import faulthandler
 import json
 import sys
 import sysconfig
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from booted_systemd import Guest
-from devices import require_systemd_container
+from devices import require_opencl, require_systemd_container, require_vulkan
 
 from switchgear.backends import generate
 
@@ -103,6 +104,8 @@ def accounts(guest: Guest) -> str:
 
 @pytest.mark.timeout(120)
 def test_a_service_from_its_installation_to_its_removal(guest: Guest) -> None:
+    # Its own limit is the one above; the dump of hung tests comes sooner.
+    faulthandler.cancel_dump_traceback_later()
     before, users = listing(guest), accounts(guest)
 
     install(guest)
@@ -113,6 +116,7 @@ def test_a_service_from_its_installation_to_its_removal(guest: Guest) -> None:
     hang(guest, first_pid)
     kill(guest)
     stop(guest)
+    compile_kernels(guest)
     uninstall(guest)
 
     noise = ("/run/systemd/", "/run/log/", "/run/udev/", "/var/lib/systemd/", "/etc/.pwd.lock")
@@ -120,6 +124,7 @@ def test_a_service_from_its_installation_to_its_removal(guest: Guest) -> None:
     # Copies that the account tools keep of what was before.
     assert {path for path in left if not path.endswith("-")} == set()
     assert accounts(guest) == users
+    of_a_user(guest)
 
 
 def install(guest: Guest) -> None:
@@ -224,6 +229,24 @@ def stop(guest: Guest) -> None:
     assert guest.run(PYTHON, "-c", ASK) != pid
 
 
+def compile_kernels(guest: Guest) -> None:
+    """What the unit denies, the drivers' compilers do not need."""
+    require_vulkan()
+    require_opencl()
+    text = guest.run("cat", f"/etc/systemd/system/{SERVICE}")
+    (start,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
+    text = text.replace("\nType=notify\n", "\nType=oneshot\n")
+    text = text.replace("\nRestart=on-failure\n", "\nRestart=no\n")
+    for backend in ("vulkan", "opencl"):
+        unit = f"probe-{backend}.service"
+        program = f"ExecStart={PYTHON} -m switchgear.daemon.cli.doctor_probe {backend}"
+        guest.write(f"/run/systemd/system/{unit}", text.replace(start, program))
+
+    guest.run("systemctl", "start", "probe-vulkan.service", "probe-opencl.service")
+    for backend in ("vulkan", "opencl"):
+        assert '"ok": true' in guest.journal(f"probe-{backend}.service")
+
+
 def uninstall(guest: Guest) -> None:
     """While it is running."""
     guest.run("rm", "-r", f"/run/systemd/system/{SERVICE}.d")
@@ -233,3 +256,23 @@ def uninstall(guest: Guest) -> None:
     assert "No such file" in guest.fails("ls", SOCKET)
     # Once more is no error.
     guest.run(*SWITCHGEAR, "install-service", "--uninstall")
+
+
+def of_a_user(guest: Guest) -> None:
+    """The units of a user, in the manager of that user."""
+    guest.run("useradd", "--create-home", "alice")
+    uid = guest.run("id", "-u", "alice")
+    guest.run("systemctl", "start", f"user@{uid}.service")
+    alice = (
+        *("setpriv", "--reuid=alice", "--regid=alice", "--init-groups", "env"),
+        *(f"XDG_RUNTIME_DIR=/run/user/{uid}", "HOME=/home/alice"),
+    )
+    said = json.loads(
+        guest.run(*alice, *SWITCHGEAR, "install-service", "--user", "--now", "--json")
+    )
+    assert "/home/alice/.config/systemd/user/switchgear.service" in said["files"]
+    status = json.loads(guest.run(*alice, *SWITCHGEAR, "status", "--json"))
+    assert status["ready"] is True
+    assert guest.run("stat", "--format=%U", f"/proc/{status['pid']}") == "alice"
+    guest.run(*alice, *SWITCHGEAR, "install-service", "--user", "--uninstall")
+    assert guest.run("find", "/home/alice", f"/run/user/{uid}", "-name", "switchgear*") == ""

@@ -226,7 +226,8 @@ def uninstall(options: argparse.Namespace) -> dict[str, object]:
 
     if not options.keep_data:
         folders = [root / place for place in SYSTEM_FOLDERS]
-        for folder in [paths.state_dir(), paths.cache_dir()] if options.user else folders:
+        own = [paths.runtime_dir(), paths.state_dir(), paths.cache_dir()]
+        for folder in own if options.user else folders:
             _remove(folder, removed)
 
         if not options.user and not options.root and remove_account():
