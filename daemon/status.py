@@ -24,7 +24,7 @@ def collect(service: Service, peer: Peer) -> dict[str, Any]:
         **service.info(),
         "rss_mb": rss_mb(),
         "problems": list(service.problems),
-        "backends": _backends(service),
+        "backends": backend_states(service),
         "workers": [
             _worker(lane) for lane in service.pool.lanes() if sees_all or lane.group == group
         ],
@@ -51,7 +51,7 @@ def collect(service: Service, peer: Peer) -> dict[str, Any]:
     }
 
 
-def _backends(service: Service) -> list[dict[str, str]]:
+def backend_states(service: Service) -> list[dict[str, str]]:
     """Each installed backend: ready where a worker of it has proven that it runs."""
     rows = []
     for name in sorted(service.router.installed):

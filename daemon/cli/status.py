@@ -23,11 +23,13 @@ from switchgear.daemon.cli.command import (
     finite,
     print_json,
 )
+from switchgear.daemon.cli.status_figures import ask_figures, breaker_faults, lines
 from switchgear.daemon.cli.tables import amount, bytes_text, cut, duration_text, table, wrap
 from switchgear.ipc.errors import SwitchgearError
 
 if TYPE_CHECKING:
     from switchgear.client import Status
+    from switchgear.daemon.cli.top_figures import Figures
 
 _EVERY_S: Final = 1.0
 _CLEAR: Final = "\x1b[2J"
@@ -63,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(status)
     else:
-        print(render(status))
+        print(render(status, ask_figures(options.socket)))
 
     return DONE if serves(status) else FAILED
 
@@ -73,7 +75,7 @@ def serves(status: Status) -> bool:
     return status["ready"] and any(b["state"] == "ready" for b in status["backends"])
 
 
-def faults(status: Status) -> list[str]:
+def faults(status: Status, figures: Figures | None = None) -> list[str]:
     """What is not as it should be, the worst first; empty when all is fine."""
     found = []
     if not status["ready"]:
@@ -84,6 +86,7 @@ def faults(status: Status) -> list[str]:
         for backend in status["backends"]
         if backend["state"] != "ready"
     ]
+    found += breaker_faults(figures) if figures is not None else []
     found += status["problems"]
     found += [
         f"model {entry['name']} is {entry['status']}"
@@ -99,9 +102,9 @@ def faults(status: Status) -> list[str]:
     return found
 
 
-def headline(status: Status) -> str:
+def headline(status: Status, figures: Figures | None = None) -> str:
     """One line that says whether it is fine, and the first reason why not."""
-    found = faults(status)
+    found = faults(status, figures)
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         lead = "serves, but" if serves(status) else "NOT FINE"
@@ -115,10 +118,10 @@ def headline(status: Status) -> str:
     )
 
 
-def render(status: Status) -> str:
+def render(status: Status, figures: Figures | None = None) -> str:
     """The whole status for people, at most 80 columns wide."""
-    parts = [headline(status)]
-    parts += [cut(f"  {fault}") for fault in faults(status)[1:]]
+    parts = [headline(status, figures)]
+    parts += [cut(f"  {fault}") for fault in faults(status, figures)[1:]]
     parts.append(
         f"daemon {status['version']}, pid {status['pid']}, {status['rss_mb']:.0f} MB;"
         f" {amount(status['connections'], 'connection')}, {status['idle_connections']} idle"
@@ -148,6 +151,9 @@ def render(status: Status) -> str:
             )
             for job in status["jobs"]
         ]
+
+    if figures is not None:
+        parts += lines(figures)
 
     parts.append("\nsince the start")
     parts.append(
@@ -219,7 +225,10 @@ def _look(options: argparse.Namespace) -> str:
 
         return cut(f"NOT FINE: {error.text}")
 
-    return json.dumps(finite(status)) if options.json else render(status) + "\n"
+    if options.json:
+        return json.dumps(finite(status))
+
+    return render(status, ask_figures(options.socket)) + "\n"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ and are left out: a value that nobody measured is not made up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -166,3 +166,17 @@ def cache_families(rows: Iterable[CacheRow]) -> Iterator[Family]:
         size.set(row.bytes, row.cache)
 
     yield from (requests, size)
+
+
+def backend_device_families(devices: Mapping[str, str]) -> Iterator[Family]:
+    """Which device each backend is on; `devices` is by backend."""
+    family = Family(
+        "switchgear_backend_device",
+        "gauge",
+        "Always 1: the device of a backend.",
+        ("backend", "device"),
+    )
+    for backend, device in devices.items():
+        family.set(1, backend, device)
+
+    yield family

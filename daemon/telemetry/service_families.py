@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from switchgear.daemon import status
 from switchgear.daemon.telemetry.families import Family
 from switchgear.ipc.process import rss_mb
 
@@ -34,11 +35,11 @@ def collect(service: Service, viewer: int | None) -> Iterator[Family]:
     backends = Family(
         "switchgear_backend_ready",
         "gauge",
-        "1 where a worker of the backend has proven that it runs.",
+        "1 where the backend has given its known answer.",
         ("backend",),
     )
-    for name in sorted(service.router.installed):
-        backends.set(int(name in service.probed), name)
+    for row in status.backend_states(service):
+        backends.set(int(row["state"] == "ready"), row["name"])
 
     yield backends
     yield _counter(
