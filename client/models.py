@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 from switchgear.ipc.errors import ProtocolError
 from switchgear.ipc.slot import TensorSpec
@@ -23,13 +23,32 @@ class LoadStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """A model on a backend, as it was asked for: "auto" or a precision.
+
+    `state` is waiting, preparing, ready, absent, unsupported, wrong, refused or failed;
+    `reason` says why it is not ready, `step` what is done now. `precision` is what it computes
+    in. `figures` are those of the known-answer check and its runs; times in microseconds.
+    """
+
+    backend: str
+    asked: str
+    state: str
+    reason: str
+    step: str
+    precision: str
+    figures: Mapping[str, Any]
+    timeline: tuple[LoadStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A loaded model as it was when the daemon was asked.
 
     `hash` identifies it; `name` is the alias that was given, or empty. `names` says whether the
     tensors are named by the model's "signature" or by its "tensors". `state`: it keeps
-    variables between frames. `backends` maps a backend to its state for this model. `run_ms` is
-    the time of a run when it was checked.
+    variables between frames. `backends` maps a backend to its state for this model, `pairs` has
+    what is known of each but the CPU. `run_ms` is the time of a run when it was checked.
     """
 
     hash: str
@@ -48,6 +67,7 @@ class Model:
     run_ms: float
     sessions: int
     timeline: tuple[LoadStep, ...]
+    pairs: tuple[Pair, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +165,9 @@ class Status(TypedDict):
     counters: dict[str, int]
 
 
+_PAIR_STRINGS: Final = ("backend", "asked", "state", "reason", "step", "precision")
+
+
 def model_from_json(data: Mapping[str, Any]) -> Model:
     """A `Model` of the interface.
 
@@ -167,13 +190,24 @@ def model_from_json(data: Mapping[str, Any]) -> Model:
             backends=dict(data["backends"]),
             run_ms=int(data["run_us"]) / 1000,
             sessions=int(data["sessions"]),
-            timeline=tuple(
-                LoadStep(str(s["name"]), s["start_us"] / 1000, s["duration_us"] / 1000)
-                for s in data["timeline"]
+            timeline=_steps(data["timeline"]),
+            pairs=tuple(
+                Pair(
+                    **{name: str(pair[name]) for name in _PAIR_STRINGS},
+                    figures=dict(pair["figures"]),
+                    timeline=_steps(pair["timeline"]),
+                )
+                for pair in data["pairs"]
             ),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"the daemon's model cannot be read: {error!r}") from None
+
+
+def _steps(data: list[dict[str, Any]]) -> tuple[LoadStep, ...]:
+    return tuple(
+        LoadStep(str(s["name"]), s["start_us"] / 1000, s["duration_us"] / 1000) for s in data
+    )
 
 
 def tensors_from_json(data: list[dict[str, Any]]) -> tuple[Tensor, ...]:

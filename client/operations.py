@@ -120,6 +120,30 @@ class Operations:
         result = yield from self._watch(answer, on_progress, timeout_s)
         return model_from_json(result)
 
+    def prepare_model(
+        self,
+        model: Model | str,
+        backends: Sequence[str] | None,
+        precision: str,
+        tune_s: int,
+        again: bool,
+        on_progress: OnProgress | None,
+        timeout_s: float | None,
+    ) -> Steps[Model]:
+        parameters: dict[str, object] = {"model": reference(model), "precision": precision}
+        if backends is not None:
+            parameters["backends"] = list(backends)
+
+        if tune_s:
+            parameters["tune_s"] = tune_s
+
+        if again:
+            parameters["again"] = again
+
+        answer = yield from self._call("PrepareModel", **parameters)
+        result = yield from self._watch(answer, on_progress, timeout_s)
+        return model_from_json(result)
+
     def load_model(
         self,
         source: ModelSource,
@@ -200,8 +224,8 @@ class Operations:
             reply = yield Next(timeout_s=_left_s(until, job))
 
     def open_session(self, options: SessionOptions) -> Steps[tuple[SessionCore, socket.socket]]:
-        """Opens a session; loads the model and prepares its shapes where the daemon asks for it
-        and the client can. The caller owns what is returned."""
+        """Opens a session; loads the model and prepares it for its shapes or its backends where
+        the daemon asks for it and the client can. The caller owns what is returned."""
         yield from self.attach()
         tried: set[type[SwitchgearError]] = set()
         while True:
@@ -237,14 +261,17 @@ class Operations:
 
     def _prepare(self, options: SessionOptions, error: NotPrepared) -> Steps[None]:
         shapes = options.shapes()
-        if shapes is None:
+        if shapes is not None:
+            method: str = "PrepareShapes"
+            parameters: dict[str, object] = {"input_shapes": shapes}
+        elif options.strict and options.backends:
+            method = "PrepareModel"
+            parameters = {"backends": list(options.backends), "precision": options.precision}
+        else:
             raise error
 
-        reply: Reply = yield Call(
-            "PrepareShapes",
-            {"model": options.model, "input_shapes": shapes},
-            timeout_s=self.timeout_s,
-        )
+        parameters["model"] = options.model
+        reply: Reply = yield Call(method, parameters, timeout_s=self.timeout_s)
         yield from self._watch(reply.parameters, None, None)
 
     def _load_again(self, model: str, error: UnknownModel) -> Steps[None]:
@@ -265,6 +292,7 @@ class Operations:
         deadline_ms: float | None,
         backends: Sequence[str] | None,
         strict: bool,
+        precision: str,
     ) -> Steps[Result]:
         described = model if isinstance(model, Model) else (yield from self.describe(model))
         parameters: dict[str, object] = {
@@ -274,6 +302,9 @@ class Operations:
         }
         if backends is not None:
             parameters["backends"] = list(backends)
+
+        if precision != "auto":
+            parameters["precision"] = precision
 
         if deadline_ms is not None:
             if not deadline_ms > 0:

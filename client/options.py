@@ -21,6 +21,7 @@ class SessionOptions:
     strict: bool = False
     input_shapes: Mapping[str, Sequence[int]] | None = None
     output_capacity_bytes: int | None = None
+    precision: str = "auto"
 
     def shapes(self) -> dict[str, list[int]] | None:
         if self.input_shapes is None:
@@ -42,5 +43,6 @@ class SessionOptions:
             "on_busy": self.on_busy,
             "priority": self.priority,
             "strict": self.strict,
+            **({} if self.precision == "auto" else {"precision": self.precision}),
             **{name: value for name, value in optional.items() if value is not None},
         }

@@ -128,6 +128,31 @@ class Client:
         """Has the daemon try the model again on each backend, and waits for the outcome."""
         return self._run(self._operations.check_model(model, on_progress, timeout_s))
 
+    def prepare_model(
+        self,
+        model: Model | str,
+        backends: Sequence[str] | None = None,
+        precision: str = "auto",
+        *,
+        tune_s: int = 0,
+        again: bool = False,
+        on_progress: OnProgress | None = None,
+        timeout_s: float | None = None,
+    ) -> Model:
+        """Has the daemon compile and check the model on `backends` (default: all), and waits.
+
+        It does so by itself after a load; this goes before what else is queued. `again`: though
+        it was done. `tune_s`: seconds that a search for faster kernels may take. What came of
+        it stands in the result's `pairs`; a backend that refuses the model is no error.
+
+        :raises UnknownBackend: one of them is not installed.
+        """
+        return self._run(
+            self._operations.prepare_model(
+                model, backends, precision, tune_s, again, on_progress, timeout_s
+            )
+        )
+
     def unload_model(self, model: Model | str, force: bool = False) -> None:
         """Unloads a model; with `force` its sessions are ended.
 
@@ -143,9 +168,12 @@ class Client:
         deadline_ms: float | None = None,
         backends: Sequence[str] | None = None,
         strict: bool = False,
+        precision: str = "auto",
     ) -> Result:
         """One inference without a session, the tensors in the messages: for small tensors."""
-        return self._run(self._operations.infer(model, inputs, deadline_ms, backends, strict))
+        return self._run(
+            self._operations.infer(model, inputs, deadline_ms, backends, strict, precision)
+        )
 
     def open_session(
         self,
@@ -157,13 +185,17 @@ class Client:
         strict: bool = False,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         output_capacity_bytes: int | None = None,
+        precision: str = "auto",
     ) -> Session:
         """Opens a session, in which at most `slots` requests are in flight.
 
         `on_busy`: wait, reject, or replace_oldest (the newest frame counts). `priority`: high,
-        normal or batch. `backends`: the allowed ones in order of preference; `strict`: an error
-        rather than any other. `input_shapes`: sizes for the dimensions that the model leaves
-        open; shapes that are new to the daemon are prepared first, which takes a while.
+        normal or batch. `backends`: the wanted ones in order of preference, for which the CPU
+        stands in while none is ready; `strict`: an error instead (where they are still to be
+        prepared, that is waited for). `precision`: the lowest that may be used: int4, int8,
+        fp16 or fp32; "auto" is any that was checked, but int4. `input_shapes`: sizes for the
+        dimensions that the model leaves open; shapes that are new to the daemon are prepared
+        first, which takes a while.
         `output_capacity_bytes`: room for each output of unknown size.
 
         :raises BadShape: the model fixes a dimension that `input_shapes` changes.
@@ -178,6 +210,7 @@ class Client:
             strict,
             input_shapes,
             output_capacity_bytes,
+            precision,
         )
         operations = self._operations
         core, sock = self._run(operations.open_session(options))

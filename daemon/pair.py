@@ -25,15 +25,15 @@ ORDER_OF_PRECISIONS: Final = ("int4", "int8", "fp16", "fp32")
 OWN_WORKER_US: Final = 200_000
 # Verdicts that are no use asking for again with the same driver.
 _LASTING: Final = ("unsupported", "wrong", "refused")
-_NUMBERS: Final = ("load_us", "first_run_us", "run_us", "cpu_us", "cache_bytes")
 _FIGURES: Final = (
     "error",
     "snr_db",
     "tolerance",
     "rule",
     "inputs",
-    *_NUMBERS,
+    *("load_us", "first_run_us", "run_us", "cpu_us", "cache_bytes"),
     "warm_load_us",
+    "warm_first_run_us",
     "coverage",
     "tried",
 )
@@ -74,8 +74,8 @@ class Pair:
             self.state, self.reason = "ready", ""
             self.precision = str(verdict["precision"])
             self.number = int(Precision[self.precision.upper()])
-            load_us = int(verdict.get("warm_load_us") or verdict["load_us"])
-            self.own_worker = self.backend != "cpu" and load_us > OWN_WORKER_US
+            load_us = int(verdict["warm_load_us"]) + int(verdict["warm_first_run_us"])
+            self.own_worker = load_us > OWN_WORKER_US
         else:
             self.state = str(verdict.get("verdict", "failed"))
             self.reason = reason_of(verdict)
@@ -124,7 +124,7 @@ def check_pair_verdict(verdict: Verdict) -> None:
         return
 
     int(Precision[str(verdict["precision"]).upper()])
-    if any(int(verdict[name]) < 0 for name in ("load_us", "run_us")):
+    if any(int(verdict[name]) < 0 for name in ("warm_load_us", "warm_first_run_us")):
         raise ValueError("a negative number")
 
 

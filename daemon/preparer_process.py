@@ -12,6 +12,7 @@ from switchgear.ipc.errors import TimedOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from switchgear.daemon.model import Model
     from switchgear.daemon.pair import Pair
@@ -27,7 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class Preparer:
-    """Spawned at construction, which may raise OSError. `on_step` hears each step's name."""
+    """Spawned at construction, which may raise OSError. `on_step` hears each step's name.
+
+    `again`: the pair was prepared before; it is loaded as a serving worker loads it.
+    """
 
     def __init__(
         self,
@@ -35,7 +39,9 @@ class Preparer:
         pair: Pair,
         options: Mapping[str, Any],
         *,
+        markers: Path,
         tune_s: float,
+        again: bool,
         on_step: Callable[[str], None],
     ) -> None:
         self._label = f"{model.label} on {pair.label}"
@@ -57,6 +63,9 @@ class Preparer:
                 f"--cache={model.cache}",
                 f"--options={json.dumps(dict(options))}",
                 f"--tune={tune_s:g}",
+                f"--digest={model.digest}",
+                f"--markers={markers}",
+                *(["--again"] if again else []),
             ],
             [model.fd],
             self._exited,

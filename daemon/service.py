@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import switchgear
-from switchgear.backends import registry
+from switchgear.backends import driver_caches, registry
 from switchgear.daemon import reload, status, warming
 from switchgear.daemon.config import Configuration
 from switchgear.daemon.instances import Instances
@@ -32,7 +32,7 @@ from switchgear.daemon.sessions import Sessions
 from switchgear.daemon.telemetry.metrics import Metrics
 from switchgear.daemon.validation import Validation
 from switchgear.daemon.varlink_server import Peer, Server
-from switchgear.ipc.errors import BadConfiguration, ShuttingDown, UnknownModel
+from switchgear.ipc.errors import BadConfiguration, DriverError, ShuttingDown, UnknownModel
 from switchgear.ipc.process import raise_descriptor_limit, set_not_dumpable
 from switchgear.ipc.record import Priority
 
@@ -68,6 +68,13 @@ class Service:
         self.state = "starting"
         self.probed: dict[str, str] = {}
         self._machine_problems: list[str] = []
+        try:
+            driver_caches.make_folders(cache_dir)
+            os.environ.update(driver_caches.environment(cache_dir))
+        except DriverError as error:
+            # Drivers then keep their caches where they like, or none.
+            self._machine_problems.append(f"caches of drivers: {error.text}")
+
         self._reload_problems: list[str] = []
         self._reloaded = ""
         if missing := set(configuration.cpu.affinity) - os.sched_getaffinity(0):
@@ -85,7 +92,13 @@ class Service:
             configuration.validation, state_dir, configuration.cpu.interactive_threads()
         )
         self.preparing = Preparing(
-            configuration, state_dir, self.pool, list(installed), self._pair_is_ready
+            configuration,
+            state_dir,
+            self.pool,
+            cache_dir,
+            list(installed),
+            lambda: self.models.all_for(0),
+            self._pair_is_ready,
         )
         self.models = Models(
             configuration,

@@ -56,11 +56,17 @@ def backend_states(service: Service) -> list[dict[str, str]]:
     rows = []
     for name in sorted(service.router.installed):
         lanes = [lane for lane in service.pool.lanes() if lane.backend == name]
+        facts = service.preparing.backends.get(name)
         absent = next((lane.absent for lane in lanes if lane.absent is not None), None)
         if absent is not None:
             state, reason = "absent", f"{absent.domain}:{absent.code} {absent.text}"
         elif name in service.probed:
             state, reason = "ready", service.probed[name]
+        elif facts is not None and facts.state != "unknown":
+            state = "ready" if facts.state == "present" else "absent"
+            reason = facts.reason
+        elif facts is not None and not service.preparing.enabled:
+            state, reason = "off", "prepare.enabled is false: only the CPU serves"
         else:
             state, reason = "starting", "its known-answer run has not ended"
 

@@ -113,6 +113,31 @@ class Client:
         """Has the daemon try the model again on each backend, and waits for the outcome."""
         return await self._run(self._operations.check_model(model, on_progress, timeout_s))
 
+    async def prepare_model(
+        self,
+        model: Model | str,
+        backends: Sequence[str] | None = None,
+        precision: str = "auto",
+        *,
+        tune_s: int = 0,
+        again: bool = False,
+        on_progress: OnProgress | None = None,
+        timeout_s: float | None = None,
+    ) -> Model:
+        """Has the daemon compile and check the model on `backends` (default: all), and waits.
+
+        It does so by itself after a load; this goes before what else is queued. `again`: though
+        it was done. `tune_s`: seconds that a search for faster kernels may take. What came of
+        it stands in the result's `pairs`; a backend that refuses the model is no error.
+
+        :raises UnknownBackend: one of them is not installed.
+        """
+        return await self._run(
+            self._operations.prepare_model(
+                model, backends, precision, tune_s, again, on_progress, timeout_s
+            )
+        )
+
     async def unload_model(self, model: Model | str, force: bool = False) -> None:
         """Unloads a model; with `force` its sessions are ended."""
         await self._run(self._operations.unload_model(model, force))
@@ -125,10 +150,11 @@ class Client:
         deadline_ms: float | None = None,
         backends: Sequence[str] | None = None,
         strict: bool = False,
+        precision: str = "auto",
     ) -> Result:
         """One inference without a session, the tensors in the messages: for small tensors."""
         return await self._run(
-            self._operations.infer(model, inputs, deadline_ms, backends, strict)
+            self._operations.infer(model, inputs, deadline_ms, backends, strict, precision)
         )
 
     async def open_session(
@@ -141,6 +167,7 @@ class Client:
         strict: bool = False,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         output_capacity_bytes: int | None = None,
+        precision: str = "auto",
     ) -> Session:
         """Opens a session; parameters and errors as with the blocking client."""
         options = SessionOptions(
@@ -152,6 +179,7 @@ class Client:
             strict,
             input_shapes,
             output_capacity_bytes,
+            precision,
         )
         operations = self._operations
         core, sock = await self._run(operations.open_session(options))

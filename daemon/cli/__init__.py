@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "serve": "run the daemon (systemd, Android init or a terminal)",
     "status": "whether the daemon is fine, and what it is doing",
     "model": "load, list, check or unload models",
+    "prewarm": "compile and check models on every backend now, and fill the caches",
     "infer": "run a model once on an image or on .npy files",
     "bench": "latency through the daemon beside in-process",
     "fingerprint": "measure this device; show, dump or compare what was measured",

@@ -19,6 +19,7 @@ from switchgear.daemon.cli.command import (
     print_json,
     say,
 )
+from switchgear.daemon.cli.progress import ProgressLine
 from switchgear.daemon.cli.tables import cut, shape_text
 
 if TYPE_CHECKING:
@@ -71,8 +72,18 @@ def add_parser(subparsers: Subparsers) -> None:
         default=[],
         help="write an output to a file (may be repeated)",
     )
-    parser.add_argument("--backend", help="prefer this backend")
-    parser.add_argument("--strict", action="store_true", help="an error rather than any other")
+    parser.add_argument("--backend", help="prefer this backend; the CPU stands in for it")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="this backend or an error; it is prepared first where that is still to be done",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("auto", "fp32", "fp16", "int8", "int4"),
+        default="auto",
+        help="the lowest that may be used; auto: any that was checked, but int4",
+    )
     parser.add_argument(
         "--top", type=int, metavar="N", help="the N largest of outputs of over 10 values"
     )
@@ -121,12 +132,19 @@ def _infer(
         for tensor in model.inputs
         if values[tensor.name].shape != tensor.shape and -1 in tensor.signature
     }
+    if options.strict and not chosen and options.backend != "cpu":
+        with ProgressLine(f"preparing {model.name}") as line:
+            client.prepare_model(
+                model, [options.backend], options.precision, on_progress=line.job
+            )
+
     with client.open_session(
         model,
         1,
         backends=[options.backend] if options.backend else None,
         strict=options.strict,
         input_shapes=chosen or None,
+        precision=options.precision,
     ) as session:
         return session.run(values, copy=True)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from switchgear.daemon.cli import models
+from switchgear.daemon.cli import models, pairs
 from switchgear.daemon.cli.command import (
     DONE,
     FAILED,
@@ -60,6 +60,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "switchgear model check face",
     )
     check.add_argument("model", metavar="MODEL", help="a name or hash")
+    check.add_argument(
+        "--again", action="store_true", help="compile and check anew, though it was done"
+    )
     unload = add_command(
         verbs, "unload", _unload, "unload a model", "switchgear model unload face"
     )
@@ -100,6 +103,7 @@ def _list(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     with connected(options) as client, ProgressLine(f"checking {options.model}") as line:
         model = client.check_model(options.model, line.job)
+        model = client.prepare_model(model, again=options.again, on_progress=line.job)
         outcomes = []
         for backend in client.status()["backends"]:
             line.update(f"running on {backend['name']}")
@@ -125,6 +129,14 @@ def _check(options: argparse.Namespace) -> int:
                 ],
             )
         )
+        if model.pairs:
+            print("\nagainst the CPU's answers, each in a process of its own")
+            print(pairs.summary(model.pairs))
+
+        for pair in model.pairs:
+            if pair.timeline:
+                print(f"\n{pair.backend} {pair.precision or pair.asked}")
+                print(timeline(pair.timeline))
 
     return DONE if any(outcome["runs"] for outcome in outcomes) else FAILED
 
