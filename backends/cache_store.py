@@ -145,7 +145,11 @@ def trim(root: Path, limit_bytes: int, keep: Collection[Path] = ()) -> Trimmed:
     before = total = sum(size for _, _, size in units)
     removed = []
     for _, unit, size in sorted(units):
-        if total <= limit_bytes and not _is_stale(unit):
+        if unit.name.endswith(TEMPORARY_SUFFIX):
+            # Somebody is writing it, or died over it.
+            if not _is_stale(unit):
+                continue
+        elif total <= limit_bytes:
             continue
 
         if any(_within(unit, each) or _within(each, unit) for each in keep):
@@ -248,7 +252,7 @@ def _last_use(path: Path) -> float:
 
 
 def _is_stale(path: Path) -> bool:
-    return path.name.endswith(TEMPORARY_SUFFIX) and time.time() - _last_use(path) > _STALE_S
+    return time.time() - _last_use(path) > _STALE_S
 
 
 def _within(path: Path, folder: Path) -> bool:

@@ -66,8 +66,12 @@ def make_folders(cache_root: Path) -> None:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # By writing: permission bits say nothing of read-only mounts and quotas.
-            with tempfile.NamedTemporaryFile(prefix=".try", dir=folder) as file:
-                file.write(b"x" * 4096)
+            fd, name = tempfile.mkstemp(prefix=".try", dir=folder)
+            try:
+                os.write(fd, b"x" * 4096)
+            finally:
+                os.close(fd)
+                os.unlink(name)
         except OSError as error:
             raise _unusable(folder, error.errno or errno.EIO, error.strerror or "") from None
 
