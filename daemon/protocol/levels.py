@@ -7,7 +7,7 @@ make its backend suspect, a device that opens lets a degraded model try INT4.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Literal, NamedTuple
 
 from switchgear.daemon.protocol import backend as backends
@@ -22,12 +22,12 @@ from switchgear.daemon.protocol.answers import (
 )
 from switchgear.daemon.protocol.backend import FaultKind, Suspect
 from switchgear.daemon.protocol.constants import Constants, report
-from switchgear.daemon.protocol.device import RefugeHeats, Trip, warmth_of
+from switchgear.daemon.protocol.degrade import degraded, faster_than_cpu
+from switchgear.daemon.protocol.device_rules import RefugeHeats, Trip, warmth_of
 from switchgear.daemon.protocol.pair_state import (
     BeginTrial,
     EndTrial,
     Faulted,
-    RefugeFrame,
     Rest,
     Slow,
     TrialChanged,
@@ -41,10 +41,12 @@ from switchgear.daemon.protocol.records import (
     DeviceRecord,
     PairRecord,
     SessionRecord,
+    probe_place,
 )
 from switchgear.daemon.protocol.snapshots import Kept
 from switchgear.daemon.protocol.table import (
     ProbeDone,
+    RefugeFrame,
     StartProbe,
     Tick,
     Transition,
@@ -147,16 +149,19 @@ class Levels:
         self, record: DeviceRecord, before: str, moved: Transition, now_s: float
     ) -> None:
         self._tell_transition(record.target, record.state.breaker, moved, now_s)
-        if before == "open":
+        if moved.after == "half_open":
+            # It stays left, and a trial goes on, until the probes are good.
+            return
+
+        if moved.after != "open":
             for waiting in self._left.values():
                 waiting.discard(record.target)
 
             self._left = {model: waiting for model, waiting in self._left.items() if waiting}
-            for pair in list(record.pairs.values()):
-                self._step_pair(pair, EndTrial(), now_s)
 
-        if moved.after == "open":
-            for pair in list(record.pairs.values()):
+        for pair in list(record.pairs.values()):
+            self._step_pair(pair, EndTrial(), now_s)
+            if moved.after == "open":
                 self._degrade(pair.model, now_s)
 
     def _step_backend(self, record: BackendRecord, event: NamedTuple, now_s: float) -> None:
@@ -240,7 +245,7 @@ class Levels:
             found = self._find(target)
             if isinstance(found, DeviceRecord) and found is not record.device:
                 good = is_good(record.state, run_ms)
-                self._step_device(found, devices.RefugeFrame(good), now_s)
+                self._step_device(found, RefugeFrame(good), now_s)
             elif (
                 isinstance(found, SessionRecord)
                 and limits is not None
@@ -286,44 +291,21 @@ class Levels:
                     self._degrade(record.model, now_s)
 
     # Degrade.
-    def _is_unsupported(self, record: PairRecord, code: str) -> bool:
-        constants = self.constants
-        return record.key.backend in constants.degrade_backends and (
-            code in constants.degrade_codes
-        )
-
     def _degrade(self, model: tuple[str, str], now_s: float) -> None:
         """Where the NPU says unsupported and the GPU is hot, the INT4 pair may try the GPU."""
-        constants = self.constants
-        records = self._models.get(model, ())
-        refused = next(
-            (
-                record
-                for record in records
-                if record.key.backend in constants.degrade_backends
-                and record.state.breaker.phase == "quarantined"
-                and record.state.breaker.cause == "unsupported"
-            ),
-            None,
-        )
-        refuge = next(
-            (
-                record
-                for record in records
-                if record.key.backend == constants.refuge_backend
-                and record.key.precision == constants.refuge_precision
-                and record.ready
-            ),
-            None,
-        )
-        if refused is None or refuge is None:
+        places = degraded(self._models.get(model, ()), self.constants)
+        if places is None:
             return
 
+        refused, refuge = places
         breaker = refuge.device.state.breaker
         if breaker.phase != "open" or breaker.cause != "heat":
             return
 
-        if not constants.degrade_always and not self._faster_than_cpu(refuge, records):
+        if not (
+            self.constants.degrade_always
+            or faster_than_cpu(refuge, self._models[model], self._estimate)
+        ):
             return
 
         known = refuge.device.state.thermometer.temperature_mc
@@ -339,27 +321,6 @@ class Levels:
                 "unsupported",
                 "the NPU does not support the model and the GPU is hot",
             )
-
-    def _faster_than_cpu(self, refuge: PairRecord, records: Iterable[PairRecord]) -> bool:
-        mine = self._expected_ms(refuge)
-        cpu = [
-            expected
-            for record in records
-            if record.device.state.limits.is_cpu and record.ready
-            if (expected := self._expected_ms(record)) is not None
-        ]
-        if not cpu:
-            return True
-
-        return mine is not None and mine < min(cpu)
-
-    def _expected_ms(self, record: PairRecord) -> float | None:
-        if self._estimate is not None:
-            estimate = self._estimate(record.key)
-            if estimate is not None:
-                return estimate
-
-        return record.state.median_ms or None
 
     # Small things.
     def _session(self, record: PairRecord, limits: SessionLimits) -> SessionRecord:
@@ -415,34 +376,9 @@ class Levels:
         record: DeviceRecord | BackendRecord | PairRecord | SessionRecord,
         start: StartProbe,
     ) -> None:
-        backend, pair = self._probe_place(record)
+        backend, pair = probe_place(record)
         probe = Probe(record.target, backend, pair, start.lease, start.deadline_s)
         self._probes.append(probe)
-
-    def _probe_place(
-        self, record: DeviceRecord | BackendRecord | PairRecord | SessionRecord
-    ) -> tuple[str, PairKey | None]:
-        if isinstance(record, SessionRecord):
-            return record.pair.backend.name, record.pair.key
-
-        if isinstance(record, PairRecord):
-            return record.backend.name, record.key
-
-        tripped = record.tripped_by if isinstance(record, DeviceRecord) else None
-        ready = [
-            pair
-            for pair in record.pairs.values()
-            if pair.ready and pair.state.breaker.phase == "closed"
-        ]
-        chosen = next((pair for pair in ready if pair.key == tripped), None)
-        chosen = chosen or next(iter(ready), None)
-        if chosen is not None:
-            return chosen.backend.name, chosen.key
-
-        if isinstance(record, BackendRecord):
-            return record.name, None
-
-        return (record.backends[0].name if record.backends else ""), None
 
     def _dry_return(
         self,
@@ -462,13 +398,10 @@ class Levels:
 
     def _device_of(self, target: Target) -> DeviceRecord | None:
         record = self._find(target)
-        if isinstance(record, DeviceRecord):
-            return record
-
         if isinstance(record, SessionRecord):
-            return record.pair.device
+            record = record.pair
 
-        return record.device if record is not None else None
+        return record.device if isinstance(record, BackendRecord | PairRecord) else record
 
     def _tell_transition(
         self, target: Target, breaker: Any, moved: Transition, now_s: float

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal
 
 from switchgear.daemon.protocol import backend as backends
-from switchgear.daemon.protocol import device as devices
 from switchgear.daemon.protocol.admission import admit, verdict
 from switchgear.daemon.protocol.answers import (
     ADMITTED,
@@ -21,7 +20,8 @@ from switchgear.daemon.protocol.answers import (
     Probe,
 )
 from switchgear.daemon.protocol.backend import Fault, FaultKind, Served
-from switchgear.daemon.protocol.device import Heat, Lost, warmth_of
+from switchgear.daemon.protocol.degrade import is_unsupported
+from switchgear.daemon.protocol.device_rules import DeviceState, Heat, Lost, rises, warmth_of
 from switchgear.daemon.protocol.failures import NO_FAILURES
 from switchgear.daemon.protocol.levels import Levels
 from switchgear.daemon.protocol.pair_state import (
@@ -142,7 +142,7 @@ class Protocol(Levels):
     def reading(self, device: str, reading: Reading, now_s: float) -> None:
         """A temperature of a device's domain, or that there is none."""
         record = self._devices[device]
-        asks = devices.rises(record.state, reading)
+        asks = rises(record.state, reading)
         event = Heat(reading, asks and self._serves_elsewhere(record))
         self._step_device(record, event, now_s)
         if record.state.breaker.phase != "closed":
@@ -193,15 +193,24 @@ class Protocol(Levels):
         if self.dry_run and not record.clear():
             self._stand_in(record, now_s)
 
-    def aging(self, pair: PairKey, age_ms: float, now_s: float) -> None:
+    def aging(
+        self,
+        pair: PairKey,
+        age_ms: float,
+        now_s: float,
+        *,
+        session_limits: SessionLimits | None = None,
+    ) -> None:
         """A frame that is no first use is still in flight after `age_ms` in the worker."""
         record = self._pairs.get(pair)
-        if record is None or age_ms <= record.state.slow_ms:
+        if record is None:
             return
 
         warm = warmth_of(record.device.state, now_s)
-        above = warm is Warmth.ABOVE or warm is Warmth.NONE
-        self._step_pair(record, Aging(age_ms, above), now_s)
+        event = Aging(age_ms, warm is Warmth.ABOVE or warm is Warmth.NONE)
+        self._step_pair(record, event, now_s)
+        if session_limits is not None:
+            self._step_pair(self._session(record, session_limits), event, now_s)
 
     def failure(
         self,
@@ -227,7 +236,7 @@ class Protocol(Levels):
             # Software on the CPU lost its "device": that is the backend's fault.
             kind = "error"
 
-        if kind == "error" and self._is_unsupported(record, f"{domain}:{code}"):
+        if kind == "error" and is_unsupported(record, f"{domain}:{code}"):
             kind = "unsupported"
 
         self._step_pair(record, Failure(kind, what), now_s)
@@ -412,7 +421,7 @@ class Protocol(Levels):
             record.look()
             self._watch(record)
 
-    def device_state(self, device: str) -> devices.DeviceState:
+    def device_state(self, device: str) -> DeviceState:
         """The state of a device, immutable."""
         return self._devices[device].state
 

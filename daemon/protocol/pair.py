@@ -17,7 +17,6 @@ from switchgear.daemon.protocol.pair_state import (
     Failure,
     Frame,
     PairState,
-    RefugeFrame,
     Rest,
     Slow,
     TrialHeat,
@@ -25,7 +24,15 @@ from switchgear.daemon.protocol.pair_state import (
     settled,
 )
 from switchgear.daemon.protocol.probing import probing_rows
-from switchgear.daemon.protocol.table import NOTHING, SAME, Actions, Returned, Row, Table
+from switchgear.daemon.protocol.table import (
+    NOTHING,
+    SAME,
+    Actions,
+    RefugeFrame,
+    Returned,
+    Row,
+    Table,
+)
 
 _LIVE: Final = ("closed", "ramping")
 _ANY: Final = ("closed", "ramping", "half_open", "open")

@@ -15,7 +15,6 @@ from switchgear.daemon.protocol.pair_state import (
     Faulted,
     Frame,
     PairState,
-    RefugeFrame,
     Rest,
     Trial,
     TrialChanged,
@@ -26,7 +25,7 @@ from switchgear.daemon.protocol.pair_state import (
     put,
     settled,
 )
-from switchgear.daemon.protocol.table import NOTHING, Actions
+from switchgear.daemon.protocol.table import NOTHING, Actions, RefugeFrame
 
 
 # Frames.

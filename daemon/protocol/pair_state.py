@@ -91,12 +91,6 @@ class Slow(NamedTuple):
     """This pair alone is left for slowness: the limits were one client's own."""
 
 
-class RefugeFrame(NamedTuple):
-    """A frame of the model that left, where it runs now, against its recover limit there."""
-
-    good: bool
-
-
 class Rest(NamedTuple):
     """Time passes for a pair that is open or quarantined. `cool`: its device is cool."""
 

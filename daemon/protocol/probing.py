@@ -185,7 +185,7 @@ def probing_rows(
             lambda s, e, now_s: (put(s, breakers.ramped(s.breaker, now_s)), NOTHING),
         ),
         Row(
-            ("closed",),
+            ("closed", "shedding"),
             Tick,
             "a hold level is left and 10 minutes are over",
             lambda s, e, now_s: breakers.stable(s.breaker, now_s, s.constants),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from zlib import crc32
 
 from switchgear.daemon.protocol import backend as backends
-from switchgear.daemon.protocol import device as devices
+from switchgear.daemon.protocol import device_rules as devices
 from switchgear.daemon.protocol.backend import BackendState
 from switchgear.daemon.protocol.breaker import Breaker
-from switchgear.daemon.protocol.device import DeviceState, Limits
+from switchgear.daemon.protocol.device_rules import DeviceState, Limits
 from switchgear.daemon.protocol.pair_state import PairState, new_pair, share_of
 from switchgear.daemon.protocol.topology import PairKey, Target
 
@@ -170,3 +170,31 @@ class SessionRecord:
 
     def share(self) -> float:
         return share_of(self.state)
+
+
+AnyRecord: TypeAlias = DeviceRecord | BackendRecord | PairRecord | SessionRecord
+
+
+def probe_place(record: AnyRecord) -> tuple[str, PairKey | None]:
+    """The backend and the pair to probe: of a device, those of the pair that tripped it."""
+    if isinstance(record, SessionRecord):
+        return record.pair.backend.name, record.pair.key
+
+    if isinstance(record, PairRecord):
+        return record.backend.name, record.key
+
+    tripped = record.tripped_by if isinstance(record, DeviceRecord) else None
+    ready = [
+        pair
+        for pair in record.pairs.values()
+        if pair.ready and pair.state.breaker.phase == "closed"
+    ]
+    chosen = next((pair for pair in ready if pair.key == tripped), None)
+    chosen = chosen or next(iter(ready), None)
+    if chosen is not None:
+        return chosen.backend.name, chosen.key
+
+    if isinstance(record, BackendRecord):
+        return record.name, None
+
+    return (record.backends[0].name if record.backends else ""), None

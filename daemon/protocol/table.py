@@ -45,6 +45,12 @@ class Returned(NamedTuple):
     why: str
 
 
+class RefugeFrame(NamedTuple):
+    """A frame of the model that left, where it runs now, against its recover limit there."""
+
+    good: bool
+
+
 class Transition(NamedTuple):
     """A level changed its phase; `reason` is the row's."""
 
