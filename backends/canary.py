@@ -103,6 +103,7 @@ class Canary:
         self._found = None if self._store is None else self._store.get(self._key)
         self._initial = b"" if self._found is None else self._found.data or b""
         self._cache = self._made_cache()
+        self._read_bytes = len(self._initial)
         self._numbers = numbers()
         self._buffers: dict[str, Buffer] = {}
         for name, values in {
@@ -138,7 +139,7 @@ class Canary:
             chain_error=_finite(max(errors)),
             cache_state="off" if found is None else found.state,
             cache_reason="" if found is None else found.reason,
-            cache_read_bytes=len(self._initial),
+            cache_read_bytes=self._read_bytes,
             cache_written_bytes=written,
         )
 

@@ -106,7 +106,8 @@ context = cl.Context([device])
 queue = cl.CommandQueue(context)
 program = cl.Program(context, "kernel void one(global float *x) { x[0] = 1.0f; }").build()
 kernel = cl.Kernel(program, "one")
-kernel.set_args(cl.Buffer(context, cl.mem_flags.READ_WRITE, 4))
+buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4)
+kernel.set_args(buffer)
 cl.enqueue_nd_range_kernel(queue, kernel, (1,), None).wait()
 """
 
