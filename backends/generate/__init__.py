@@ -6,7 +6,7 @@ schema, which comes with LiteRT, flatbuffers and numpy are used: no engine is lo
 """
 
 from switchgear.backends.generate.arithmetic import dynamic_batch, two_inputs
-from switchgear.backends.generate.cost import multiply_adds
+from switchgear.backends.generate.cost import multiply_adds, multiply_adds_by_operator
 from switchgear.backends.generate.dynamic_output import positive_positions, ramp
 from switchgear.backends.generate.identity import IDENTITY_DTYPES, identity, leading_values
 from switchgear.backends.generate.lookup import lookup, lookup_table
@@ -24,6 +24,7 @@ __all__ = [
     "lookup_table",
     "mobilenet_v1",
     "multiply_adds",
+    "multiply_adds_by_operator",
     "positive_positions",
     "ramp",
     "slow",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ai_edge_litert import schema_py_generated as schema
+
+if TYPE_CHECKING:
+    import mmap
 
 _FILE_IDENTIFIER: Final = b"TFL3"
 
 
-def multiply_adds(model_bytes: bytes) -> int:
+def multiply_adds(model_bytes: bytes | mmap.mmap) -> int:
     """Multiply-adds of one invocation, of any .tflite file.
 
     Counted are convolutions (CONV_2D, DEPTHWISE_CONV_2D, TRANSPOSE_CONV) and matrix products
@@ -19,6 +22,11 @@ def multiply_adds(model_bytes: bytes) -> int:
     pooling and element-wise operators are not, as is usual. A dynamic dimension counts as the
     file's `shape` has it, mostly 1. Raises ValueError for bytes that are no such file.
     """
+    return sum(multiply_adds_by_operator(model_bytes))
+
+
+def multiply_adds_by_operator(model_bytes: bytes | mmap.mmap) -> tuple[int, ...]:
+    """As `multiply_adds`, for each operator of the first subgraph in the file's order."""
     if len(model_bytes) < 8 or model_bytes[4:8] != _FILE_IDENTIFIER:
         raise ValueError("not a .tflite file: its identifier TFL3 is missing")
 
@@ -29,23 +37,21 @@ def multiply_adds(model_bytes: bytes) -> int:
         raise ValueError(f"a damaged .tflite file: {error}") from error
 
 
-def _counted(model: Any) -> int:
+def _counted(model: Any) -> tuple[int, ...]:
     graph = model.Subgraphs(0)
     counters = {
         getattr(schema.BuiltinOperator, name): count for name, count in _COUNT_BY_NAME.items()
     }
-    total = 0
+    costs = []
 
     for index in range(graph.OperatorsLength()):
         operator = graph.Operators(index)
         code = model.OperatorCodes(operator.OpcodeIndex())
         # Old files have the 8-bit field only, new ones both.
         count = counters.get(max(code.BuiltinCode(), code.DeprecatedBuiltinCode()))
+        costs.append(0 if count is None else count(graph, operator))
 
-        if count is not None:
-            total += count(graph, operator)
-
-    return total
+    return tuple(costs)
 
 
 def _shape(graph: Any, tensor_index: int) -> list[int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import numpy as np
 
 from switchgear.backends.contract import Coverage, ModelInfo, Shape
-from switchgear.backends.litert.said import Said
+from switchgear.backends.litert.said import Said, reasons
 from switchgear.backends.litert.status import driver_error, own_words
 from switchgear.ipc.errors import DriverError, SwitchgearError, UnsupportedModel
 from switchgear.ipc.slot import SlotEntry
@@ -31,9 +31,18 @@ ELEMENT_TYPES: Final = frozenset({"float32", "int32", "int8", "uint8", "bool"})
 _LISTED: Final = re.compile(
     r"Following operations are not supported by \w+ delegate:\n(?P<lines>(?:.+: .+\n)+)"
 )
+# What a compiler plugin says to have taken of the main graph.
+PARTITIONED: Final = re.compile(
+    r"Partitioned subgraph<0>, selected (?P<taken>\d+) ops, from a total of (?P<total>\d+) ops"
+)
+# What a compiler plugin's failure looks like: the model is then left as it was.
+_NO_PLUGIN_WORKED: Final = "0 compiler plugins were applied successfully"
 _NOT_ALL: Final = "Some ops are not accelerated"
 # The engine stops at the first operators that it lacks; a model may have many kinds.
 MAX_LISTED: Final = 20
+TIMED_OUT: Final = "kLiteRtStatusErrorTimeoutExpired"
+# Each waits two minutes.
+MAX_FIRST_RUNS: Final = 30
 # Without a folder the package tries every vendor's plugins that it ships.
 NO_PLUGINS: Final = "/nonexistent"
 
@@ -118,6 +127,10 @@ def refusal(error: BaseException, said: str) -> DriverError | SwitchgearError:
     if _NOT_ALL not in str(error):
         return driver_error(error, said)
 
+    if _NO_PLUGIN_WORKED in said:
+        text = "; ".join(reasons(said))[:2000]
+        return DriverError("litert", 504, "kLiteRtStatusErrorCompilation", text)
+
     listed = [
         line.partition(": ")
         for found in _LISTED.finditer(said)
@@ -125,8 +138,13 @@ def refusal(error: BaseException, said: str) -> DriverError | SwitchgearError:
     ]
     by_name = {name.strip(): why.strip() for name, _, why in listed}
     if not by_name:
-        failed = driver_error(error, said)
-        return UnsupportedModel(failed.text)
+        part = PARTITIONED.search(said)
+        if part is not None:
+            return UnsupportedModel(
+                f"{part['taken']} of {part['total']} nodes run on the accelerator"
+            )
+
+        return UnsupportedModel(driver_error(error, said).text)
 
     names = sorted(by_name)[:MAX_LISTED]
     text = "; ".join(f"{name} ({by_name[name]})" for name in names)
@@ -184,19 +202,19 @@ class CompiledInstance:
             lambda: (model.create_input_buffers(0), model.create_output_buffers(0))
         )
         self._engine = engine
+        self._warm = False
         # Each of these keeps its memory on the device.
-        self._held: tuple[Any, ...] = (model, inputs, outputs)
-        self._model = model._model
+        self._held: tuple[Any, ...] = (inputs, outputs)
+        self._compiled: Any = model
+        self._model: Any = model._model
         self._sources = [buffer.capsule for buffer in inputs]
         self._targets = [buffer.capsule for buffer in outputs]
         self._inputs = [
             (self._sources[place], spec.dtype)
             for place, spec in zip(in_places, self.info.inputs, strict=True)
         ]
-        self._outputs = [
-            (self._targets[place], spec.dtype)
-            for place, spec in zip(out_places, self.info.outputs, strict=True)
-        ]
+        self._out_places = out_places
+        self._outputs = self._placed_outputs()
         self._entries = tuple(
             SlotEntry(spec.dtype, spec.shape, spec.capacity_bytes) for spec in self.info.outputs
         )
@@ -235,19 +253,60 @@ class CompiledInstance:
                 read(capsule, array, dtype)
         except (RuntimeError, ValueError) as error:
             engine.said.end()
-            raise driver_error(error, engine.said.take()) from None
+            failed = driver_error(error, engine.said.take())
+            if self._warm or failed.name != TIMED_OUT:
+                raise failed from None
 
-        if engine.said.end():
-            engine.said.take()
+            self._await_compiler(target)
+        else:
+            if engine.said.end():
+                engine.said.take()
 
+        self._warm = True
         return self._entries
+
+    def _await_compiler(self, target: object) -> None:
+        """Runs again until the driver's compiler is through with the first run.
+
+        A read gives up after two minutes, in which a slow machine does not compile a model, and
+        leaves its buffer locked: so each time the outputs get new ones. What is compiled stays
+        so. Whoever runs a model for the first time limits the time from outside.
+
+        :raises DriverError: it failed, or did not end in an hour.
+        """
+        engine = self._engine
+        for left in reversed(range(MAX_FIRST_RUNS)):
+            try:
+                with engine.said.listening():
+                    outputs = self._compiled.create_output_buffers(0)
+                    self._held = (*self._held, outputs)
+                    self._targets = [buffer.capsule for buffer in outputs]
+                    self._outputs = self._placed_outputs()
+                    self._model.RunByIndex(0, self._sources, self._targets)
+                    for (capsule, dtype), array in zip(
+                        self._outputs, cast(Any, target), strict=True
+                    ):
+                        engine.read(capsule, array, dtype)
+
+                engine.said.take()
+                return
+            except (RuntimeError, ValueError) as error:
+                failed = driver_error(error, engine.said.take())
+                if failed.name != TIMED_OUT or not left:
+                    raise failed from None
+
+    def _placed_outputs(self) -> list[tuple[Any, str]]:
+        return [
+            (self._targets[place], spec.dtype)
+            for place, spec in zip(self._out_places, self.info.outputs, strict=True)
+        ]
 
     def reset(self) -> None:
         # A model that keeps state is refused at load.
         pass
 
     def close(self) -> None:
-        self._model = None
+        self._model = self._compiled = None
         self._held = ()
         self._sources = []
         self._targets = []

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """`info` as of the CPU backend, with the file's tensor numbers of inputs and outputs."""
+    """`info` as of the CPU backend, with the file's tensor numbers of inputs and outputs.
+
+    `precision` is what the model itself is made for: fp32, int8, or none without arithmetic.
+    """
 
     info: ModelInfo
+    precision: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -36,6 +40,7 @@ class _Described(CpuInstance):
     def description(self) -> Description:
         return Description(
             self.info,
+            self.precision,
             tuple(int(details["index"]) for details in self._inputs),
             tuple(int(details["index"]) for details in self._outputs),
         )

@@ -21,6 +21,7 @@ MAX_SAID_BYTES: Final = 1 << 20
 _NOISE: Final = re.compile(
     r"INFO: |I\d{4} |WARNING: Logging before|=== Source Location|third_party/|\s*$|\s+at \w+ \("
     r"|Warning: maxDynamic|\W*Loading|WARNING: \[npu_registry"
+    r"|WARNING: .*unknown SDK version"
 )
 # What libraries put before a message: a level, a time, a thread, a place in their source.
 _PREFIX: Final = re.compile(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # What "auto" is here; whether its numbers are good enough is not decided here.
 DEFAULT_PRECISION: Final = "fp16"
+_NO_DEVICE: Final = "No adapters found"
 
 
 class VulkanBackend:
@@ -46,6 +47,7 @@ class VulkanBackend:
         self._engine = Engine()
         self.engine_version = self._engine.version
         self._adapter = ""
+        self._absent: DriverError | None = None
         self._identity: Mapping[str, str] | None = None
 
     def identity(self) -> Mapping[str, str]:
@@ -94,12 +96,23 @@ class VulkanBackend:
         self._engine.close()
 
     def _compile(self, path: str, precision: str) -> Any:
+        if self._absent is not None:
+            # The engine tells the loader's reason once; the next worker asks anew.
+            raise self._absent
+
         package = self._engine.package
         options = package.Options(
             hardware_accelerators=package.HardwareAccelerator.GPU,
             gpu_options=package.GpuOptions(enforce_f32=precision == "fp32"),
         )
-        model, said = self._engine.compile(path, options)
+        try:
+            model, said = self._engine.compile(path, options)
+        except DriverError as error:
+            if _NO_DEVICE in error.text:
+                self._absent = error
+
+            raise
+
         self._adapter = selected(said) or self._adapter
         if not self._adapter:
             raise DriverError(
