@@ -49,11 +49,12 @@ def run(options: argparse.Namespace) -> int:
     try:
         from switchgear.daemon.cli.top_screen import TopScreen
     except ModuleNotFoundError as error:
-        if error.name not in ("textual", "rich"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("textual", "rich"):
             raise
 
         raise CommandError(
-            f"the screen needs {error.name}, which is not installed: {INSTALL}"
+            f"the screen needs {missing}, which is not installed: {INSTALL}"
             " (`switchgear status --watch` does without)"
         ) from None
 

@@ -10,6 +10,14 @@ from typing import Final
 from switchgear.daemon.telemetry.families import Distribution, Family
 
 _NONE: Final = "none"
+# A breaker's states as people name them; closed is nothing to tell.
+PEOPLE: Final = {
+    "shedding": "shedding",
+    "open": "tripped",
+    "half_open": "recovering",
+    "ramping": "recovering",
+    "quarantined": "degraded",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +49,11 @@ class Figures:
         return max(own, key=lambda zone: zone.temperature_c, default=None)
 
     def breaker_of(self, backend: str) -> str:
-        """The state of a backend's own breaker, or of its device's where that says more."""
+        """The state of a backend's breaker, or of its device's where that says more, in a word
+        for people; empty where nothing stands against it."""
         places = (("backend", backend), ("device", self.devices.get(backend, backend)))
         states = [self.breakers[place] for place in places if place in self.breakers]
-        return next((state for state in states if state != "closed"), "")
+        return next((PEOPLE[state] for state in states if state in PEOPLE), "")
 
 
 def read_figures(families: Iterable[Family]) -> Figures:

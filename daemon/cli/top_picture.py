@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from switchgear.daemon.cli.status import headline, serves
+from switchgear.daemon.cli.tables import amount
 from switchgear.daemon.cli.top_figures import Figures, Zone, quantile, read_figures, since
 from switchgear.daemon.telemetry.families import Distribution, Family
 
@@ -21,7 +22,8 @@ EVENTS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class BackendLine:
-    """One backend. Times in seconds, rates in requests a second; None: nothing to tell."""
+    """One backend. Times in seconds, rates in requests a second; None: nothing to tell.
+    `reason` says why it is not ready, empty where it is."""
 
     name: str
     state: str
@@ -101,8 +103,8 @@ class History:
             headline(status, figures),
             serves(status) and headline(status, figures).startswith("fine"),
             f"switchgear {status['version']}   pid {status['pid']}   "
-            f"{status['rss_mb']:.0f} MB   {len(status['sessions'])} sessions   "
-            f"{len(status['models'])} models",
+            f"{status['rss_mb']:.0f} MB   {amount(len(status['sessions']), 'session')}   "
+            f"{amount(len(status['models']), 'model')}",
             backends,
             [
                 QueueLine(
@@ -153,7 +155,7 @@ class History:
                 BackendLine(
                     name,
                     figures.breaker_of(name) or backend["state"],
-                    backend["reason"],
+                    "" if backend["state"] == "ready" else backend["reason"],
                     figures.zone_of(name),
                     sum(worker["queued"] for worker in workers),
                     sum(worker["running"] for worker in workers),

@@ -21,10 +21,9 @@ EVERY_S: Final = 1.0
 _SECTIONS: Final = ("backends", "latency", "queues", "zones")
 _STYLES: Final = {
     "ready": "green",
-    "closed": "green",
-    "open": "bold red",
+    "tripped": "bold red",
     "absent": "red",
-    "quarantined": "bold red",
+    "degraded": "red",
 }
 
 
@@ -49,7 +48,8 @@ class TopScreen(App[None]):
     def __init__(self, look: Callable[[], Picture]) -> None:
         super().__init__()
         self._look = look
-        self._looking = False
+        # Held while a question is on its way.
+        self.asking = asyncio.Lock()
         self._paused = False
         self._timer: Timer | None = None
         self.picture: Picture | None = None
@@ -82,14 +82,11 @@ class TopScreen(App[None]):
 
     async def action_look(self) -> None:
         """Asks now. One question at a time: a daemon that is slow to answer is not pressed."""
-        if self._looking:
+        if self.asking.locked():
             return
 
-        self._looking = True
-        try:
+        async with self.asking:
             self.picture = await asyncio.to_thread(self._look)
-        finally:
-            self._looking = False
 
         self._show()
 

@@ -41,11 +41,7 @@ def backends(lines: Sequence[BackendLine], width: int) -> list[str]:
 
 def reasons(lines: Sequence[BackendLine], width: int) -> list[str]:
     """Why a backend is not ready, a line each."""
-    return [
-        cut(f"{line.name}: {line.reason}", width)
-        for line in lines
-        if line.state not in ("ready", "closed")
-    ]
+    return [cut(f"{line.name}: {line.reason}", width) for line in lines if line.reason]
 
 
 def latency(picture: Picture, width: int) -> list[str]:
