@@ -43,7 +43,7 @@ _SMALL_INTEGERS: Final = _PIXELS
 class InputFacts:
     """What is known of an input. `scale` is 0 where it is not quantised per tensor.
 
-    `index_limit` is the size of the smallest table that it indexes, 0 where none is known.
+    `index_limit` is the rows of the smallest table that it indexes, 0 where none is known.
     """
 
     name: str

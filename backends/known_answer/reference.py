@@ -15,7 +15,7 @@ to the [0, 1] ones, all patterns are given in [0, 1].
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +41,13 @@ _LOOKUPS: Final = {
     "GATHER_ND": (0, 1),
     "EMBEDDING_LOOKUP": (1, 0),
 }
+# For integers that the engine refuses, an index beyond its table or a shape that does not fit:
+# the same as bits, all zero, all one.
+_REPLACEMENTS: Final[tuple[Callable[[Array], Array], ...]] = (
+    lambda values: values % 2,
+    np.zeros_like,
+    np.ones_like,
+)
 _8_BIT: Final = ("int8", "uint8")
 # How many times larger the answers to [-1, 1] are where a model is meant for [0, 1]: of the
 # models tried 9 to 400 times, where it is not at most 1.5 times.
@@ -87,7 +94,7 @@ class Reference:
 def compute_reference(path: str, shapes: Mapping[str, Shape], threads: int = 1) -> Reference:
     """Runs the model at `path` on all inputs, twice; blocks.
 
-    Where the engine refuses indices of our choice, all-zero and all-one ones take their place.
+    Where the engine refuses integers of our choice, smaller ones take their place.
 
     :raises DriverError: the engine refuses every choice.
     :raises SwitchgearError: as the cpu backend's `load`.
@@ -202,9 +209,10 @@ def _run_or_replace(
         for position, each in enumerate(facts)
         if each.dtype.startswith(("int", "uint")) and not each.scale
     ]
-    for fill in (0, 1) if replaceable else ():
+    wanted = {position: values[position] for position in replaceable}
+    for replace in _REPLACEMENTS if replaceable else ():
         for position in replaceable:
-            values[position] = np.full_like(values[position], fill)
+            values[position] = replace(wanted[position])
 
         try:
             return run_once(instance, values)
@@ -234,7 +242,10 @@ def _inputs_of(info: ModelInfo, interpreter: Any) -> list[InputFacts]:
 
 
 def _index_limits(interpreter: Any) -> dict[int, int]:
-    """The smallest dimension of the tables that a tensor indexes, by tensor number."""
+    """The rows of the smallest table that a tensor indexes, by tensor number.
+
+    A table that is indexed along another axis may have fewer: the engine refuses these then.
+    """
     shapes = {int(d["index"]): d["shape"] for d in interpreter.get_tensor_details()}
     limits: dict[int, int] = {}
     for operator in interpreter._get_ops_details():
@@ -243,8 +254,11 @@ def _index_limits(interpreter: Any) -> dict[int, int]:
 
         table, index = (int(operator["inputs"][n]) for n in _LOOKUPS[operator["op_name"]])
         sizes = [int(size) for size in shapes.get(table, ())]
-        if sizes:
-            limits[index] = min(limits.get(index, min(sizes)), min(sizes))
+        if not sizes:
+            continue
+
+        rows = min(sizes) if operator["op_name"] == "GATHER_ND" else sizes[0]
+        limits[index] = min(limits.get(index, rows), rows)
 
     return limits
 
