@@ -80,7 +80,9 @@ class Device:
         model = self._scenario.backends[backend]
         return float(model.busy_w * self.clocks[model.device] ** POWER_EXPONENT)
 
-    def tick(self, now_s: float, busy_j: Mapping[str, float], busy_s: Mapping[str, float]) -> None:
+    def tick(
+        self, now_s: float, busy_j: Mapping[str, float], busy_s: Mapping[str, float]
+    ) -> None:
         """The step that ends at `now_s`: energy and busy time of each block in it."""
         powers = [0.0] * len(self.names)
         for name, idle_w in self._scenario.idle_w.items():

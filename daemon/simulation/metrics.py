@@ -57,9 +57,7 @@ def result_of(trace: Trace, scenario: Scenario, policy: str) -> Result:
     rates = window_rates(ends, scenario.duration_s)
     latencies = sorted(trace.latencies_ms)
     median_ms = percentile(latencies, 50.0)
-    switched = [
-        ends[at] for at in range(1, len(ends)) if backends[at] != backends[at - 1]
-    ]
+    switched = [ends[at] for at in range(1, len(ends)) if backends[at] != backends[at - 1]]
     mean_fps = sum(rates) / len(rates) if rates else 0.0
     limit_ms = limit_of(scenario)
     return Result(
@@ -78,9 +76,7 @@ def result_of(trace: Trace, scenario: Scenario, policy: str) -> Result:
         probes=trace.probes,
         energy_j=trace.energy_j,
         energy_per_frame_mj=trace.energy_j * 1000.0 / len(ends) if ends else math.nan,
-        shares={
-            name: backends.count(name) / len(backends) for name in sorted(set(backends))
-        },
+        shares={name: backends.count(name) / len(backends) for name in sorted(set(backends))},
     )
 
 

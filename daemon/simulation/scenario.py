@@ -225,7 +225,9 @@ class _Table:
         if not isinstance(values, list) or not values:
             raise BadConfiguration(f"{self.where}.{key}: a list of numbers")
 
-        part = _Table({str(at): value for at, value in enumerate(values)}, f"{self.where}.{key}")
+        part = _Table(
+            {str(at): value for at, value in enumerate(values)}, f"{self.where}.{key}"
+        )
         return tuple(part.number(str(at), least, most) for at in range(len(values)))
 
     def numbers(self, least: float, most: float) -> dict[str, float]:
@@ -335,7 +337,9 @@ def _check(scenario: Scenario) -> None:
         to = node.to
         while to != AMBIENT:
             if to in seen or to not in scenario.nodes:
-                raise BadConfiguration(f"{where}.nodes.{name}: the way to {AMBIENT} ends at {to!r}")
+                raise BadConfiguration(
+                    f"{where}.nodes.{name}: the way to {AMBIENT} ends at {to!r}"
+                )
 
             seen.add(to)
             to = scenario.nodes[to].to

@@ -1,0 +1,390 @@
+"""The choice itself, from candidates and a policy to a decision that can be replayed."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from switchgear.daemon.routing.scores import MARGIN_SPREADS, Row, limit_for, scores_of
+from switchgear.ipc.record import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from switchgear.daemon.routing.estimates import EnergyEstimate, LaneLoad, ServiceEstimate
+    from switchgear.daemon.routing.policies import Policy
+    from switchgear.daemon.routing.ring import DecisionRing
+
+# A session moves for a better score only if it is this much better, and not again so soon:
+# estimates have noise, and each move costs cold caches. Late frames move at once.
+BETTER_SHARE: Final = 0.95
+DWELL_S: Final = 60.0
+# With idle capacity one request in this many goes to the pair that was not seen longest.
+EXPLORE_EVERY: Final = 64
+EXPLORE_UNSEEN_S: Final = 60.0
+
+# Flags of a choice, as they stand in the record.
+REQUESTED: Final = 1
+HEDGE: Final = 2
+EXPLORE: Final = 4
+NONE: Final = -1
+
+_ONLY_READY: Final = int(Reason.ONLY_READY)
+_REQUESTED: Final = int(Reason.REQUESTED)
+_PINNED: Final = int(Reason.PINNED)
+_FASTEST: Final = int(Reason.FASTEST)
+_POLICY: Final = int(Reason.POLICY)
+_TRIPPED: Final = int(Reason.TRIPPED)
+_DEGRADED: Final = int(Reason.DEGRADED)
+_PROBE: Final = int(Reason.PROBE)
+_NO_REASON: Final = int(Reason.NONE)
+# The protocol's word for a pair that its backend refuses.
+UNSUPPORTED_STATES: Final = frozenset({"degraded", "unsupported"})
+
+
+class Candidate:
+    """A place where a session's requests may run; made once, kept while its worker is there.
+
+    `estimate`, `energy` and `load` are shared with whoever measures. The owner sets `share`,
+    `state`, `headroom_c` and `switch_ms` before a choice, as far as they changed. A share below
+    1 is kept by counting: one in 8 requests is every eighth.
+    """
+
+    __slots__ = (
+        "credit",
+        "device",
+        "energy",
+        "estimate",
+        "headroom_c",
+        "key",
+        "kind",
+        "load",
+        "share",
+        "state",
+        "switch_ms",
+    )
+
+    def __init__(
+        self,
+        key: str,
+        device: str,
+        kind: str,
+        estimate: ServiceEstimate,
+        energy: EnergyEstimate,
+        load: LaneLoad,
+    ) -> None:
+        self.key = key
+        self.device = device
+        self.kind = kind
+        self.estimate = estimate
+        self.energy = energy
+        self.load = load
+        self.share = 1.0
+        self.credit = 0.0
+        self.state = "normal"
+        self.headroom_c = inf
+        self.switch_ms = 0.0
+
+    def row(self, now_s: float) -> Row:
+        estimate = self.estimate
+        share = self.share
+        if share >= 1.0:
+            is_open = True
+        else:
+            # At most one request is saved up: an unused share is no licence for a burst.
+            credit = self.credit + share
+            self.credit = credit = credit if credit < 1.0 else 1.0
+            is_open = credit >= 1.0 and share > 0.0
+
+        return _new_row(
+            Row,
+            (
+                self.key,
+                self.kind,
+                share,
+                is_open,
+                self.state,
+                self.load.wait_ms(now_s),
+                estimate.expected_ms(now_s),
+                estimate.spread_ms,
+                self.switch_ms,
+                self.energy.per_inference_mj(estimate.cool_ms),
+                self.headroom_c,
+                now_s - estimate.observed_s if estimate.samples else inf,
+            ),
+        )
+
+
+_new_row = tuple.__new__
+
+
+class Context:
+    """What a session brings to its choices, and what it remembers between them.
+
+    `limit_ms` is its limit for an answer, 0 for none. `pinned` is the key where its state
+    lives. `case_headroom_c` is the distance of the device's case to its limit, infinite where
+    that is not known; the owner keeps it up to date. `home` is where its requests usually go, since `home_since_s`.
+    """
+
+    __slots__ = (
+        "case_headroom_c",
+        "count",
+        "explore",
+        "hedge",
+        "home",
+        "home_since_s",
+        "limit_ms",
+        "pinned",
+        "requested",
+    )
+
+    def __init__(
+        self,
+        limit_ms: float = 0.0,
+        *,
+        pinned: str = "",
+        requested: bool = False,
+        hedge: bool = False,
+    ) -> None:
+        self.limit_ms = limit_ms
+        self.pinned = pinned
+        self.requested = requested
+        self.hedge = hedge
+        self.case_headroom_c = inf
+        # Set by the owner while lanes are idle.
+        self.explore = False
+        self.home = ""
+        self.home_since_s = -inf
+        self.count = 0
+
+
+class Inputs(NamedTuple):
+    """Everything that a choice depends on; `decide` of the same inputs is the same choice."""
+
+    now_s: float
+    policy: int
+    limit_ms: float
+    home: str
+    home_since_s: float
+    pinned: str
+    flags: int
+    case_headroom_c: float
+    rows: tuple[Row, ...]
+
+
+class Verdict(NamedTuple):
+    """`index` of the row chosen, -1 for none; `hedge` of a second one; the home afterwards."""
+
+    index: int
+    reason: int
+    hedge: int
+    home: str
+    home_since_s: float
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    policy: Policy,
+    context: Context,
+    now_s: float,
+    ring: DecisionRing | None = None,
+    request: int = 0,
+) -> Verdict:
+    """Chooses among candidates (in a fixed order) and remembers the choice in `context`.
+
+    `request` names it in the ring. The verdict's index is -1 where no candidate is open.
+    """
+    count = context.count = context.count + 1
+    flags = REQUESTED if context.requested else 0
+    if context.hedge:
+        flags |= HEDGE
+
+    if context.explore and count % EXPLORE_EVERY == 0:
+        flags |= EXPLORE
+
+    inputs = _new_inputs(
+        Inputs,
+        (
+            now_s,
+            policy.number,
+            context.limit_ms,
+            context.home,
+            context.home_since_s,
+            context.pinned,
+            flags,
+            context.case_headroom_c,
+            tuple([candidate.row(now_s) for candidate in candidates]),
+        ),
+    )
+    verdict = decide(inputs, policy)
+    context.home = verdict[3]
+    context.home_since_s = verdict[4]
+    if verdict[0] >= 0:
+        chosen = candidates[verdict[0]]
+        if chosen.share < 1.0:
+            chosen.credit -= 1.0
+
+    if ring is not None:
+        ring.add(request, inputs, verdict)
+
+    return verdict
+
+
+_new_inputs = tuple.__new__
+
+
+def decide(inputs: Inputs, policy: Policy) -> Verdict:
+    """The choice as a pure function of its inputs; `policy` is the one that they name."""
+    now_s, _, limit_ms, home, since_s, pinned, flags, case_headroom_c, rows = inputs
+    if pinned:
+        return _fixed(rows, pinned, _PINNED, home, since_s)
+
+    if len(rows) == 1:
+        reason = _REQUESTED if flags & REQUESTED else _ONLY_READY
+        return Verdict(0 if rows[0].open else NONE, reason, NONE, rows[0].key, since_s)
+
+    limit_ms = limit_for(rows, policy, limit_ms)
+    scores = scores_of(rows, policy, limit_ms, case_headroom_c, home)
+    best = all_best = at_home = NONE
+    best_score = all_score = inf
+    for index, score in enumerate(scores):
+        row = rows[index]
+        if score < all_score:
+            all_best, all_score = index, score
+
+        if row[3] and score < best_score:
+            best, best_score = index, score
+
+        if row[0] == home:
+            at_home = index
+
+    if best == NONE:
+        # Nobody's turn; but a share is no reason to refuse a request.
+        shared = [index for index, row in enumerate(rows) if row.share > 0.0]
+        if not shared:
+            return Verdict(NONE, _NO_REASON, NONE, home, since_s)
+
+        best = min(shared, key=scores.__getitem__)
+        return Verdict(best, _reason(rows, best, all_best), NONE, home, since_s)
+
+    if flags & EXPLORE:
+        unseen = _least_known(rows, limit_ms, best)
+        if unseen != NONE:
+            return Verdict(unseen, _PROBE, NONE, home, since_s)
+
+    chosen = best
+    if best != at_home:
+        if at_home != NONE and rows[at_home][2] > 0.0:
+            home_score = scores[at_home] - policy.time * rows[at_home][5]
+            chosen, home, since_s = _leave(
+                rows,
+                best,
+                at_home,
+                limit_ms,
+                now_s,
+                home,
+                since_s,
+                better=scores[best] < BETTER_SHARE * home_score,
+            )
+        else:
+            # Its home is closed or gone; it may come back as soon as that opens.
+            home, since_s = rows[best][0], -inf
+
+    hedge = _second(rows, chosen) if flags & HEDGE else NONE
+    return Verdict(chosen, _reason(rows, chosen, all_best), hedge, home, since_s)
+
+
+def _leave(
+    rows: Sequence[Row],
+    best: int,
+    at_home: int,
+    limit_ms: float,
+    now_s: float,
+    home: str,
+    since_s: float,
+    *,
+    better: bool,
+) -> tuple[int, str, float]:
+    """Home, which is open in part at least, against a better row: where this request goes, and
+    the home and its time afterwards. `better`: by enough, home's queue of this moment left out."""
+    row = rows[at_home]
+    needs_ms = row[6] + row[8] + MARGIN_SPREADS * row[7]
+    moves = rows[best][2] >= 1.0
+    if needs_ms > limit_ms:
+        # It has become too slow.
+        return (best, rows[best][0], now_s) if moves else (best, home, since_s)
+
+    if needs_ms + row[5] > limit_ms:
+        # Its queue is too long for this request only.
+        return best, home, since_s
+
+    if not row[3]:
+        # Not its turn: it is shedding. Where another place answers in time, one move is better
+        # than every fourth frame elsewhere.
+        there = rows[best]
+        done_ms = there[5] + there[6] + there[8] + MARGIN_SPREADS * there[7]
+        moves = moves and done_ms <= limit_ms
+        return (best, there[0], now_s) if moves else (best, home, since_s)
+
+    if not better or now_s - since_s < DWELL_S:
+        return at_home, home, since_s
+
+    return (best, rows[best][0], now_s) if moves else (best, home, since_s)
+
+
+def _reason(rows: Sequence[Row], chosen: int, all_best: int) -> int:
+    if not rows[all_best][3]:
+        # What would have been chosen is closed.
+        return _DEGRADED if rows[all_best][4] in UNSUPPORTED_STATES else _TRIPPED
+
+    open_rows = 0
+    row = rows[chosen]
+    done_ms = row[5] + row[6] + row[8]
+    fastest = True
+    for other in rows:
+        if other[3]:
+            open_rows += 1
+            if other[5] + other[6] + other[8] < done_ms:
+                fastest = False
+
+    if open_rows == 1:
+        return _ONLY_READY
+
+    return _FASTEST if fastest else _POLICY
+
+
+def _fixed(rows: Sequence[Row], key: str, reason: int, home: str, since_s: float) -> Verdict:
+    """Where the state lives, whatever the protocol says; -1 where that is gone."""
+    for index, row in enumerate(rows):
+        if row.key == key:
+            return Verdict(index, reason, NONE, home, since_s)
+
+    return Verdict(NONE, reason, NONE, home, since_s)
+
+
+def _least_known(rows: Sequence[Row], limit_ms: float, best: int) -> int:
+    """The open row that was not seen longest and can be in time; -1 for none but the best."""
+    found = NONE
+    longest_s = EXPLORE_UNSEEN_S
+    for index, row in enumerate(rows):
+        if (
+            row.open
+            and index != best
+            and row.unseen_s > longest_s
+            and row.wait_ms + row.service_ms + row.switch_ms <= limit_ms
+        ):
+            found, longest_s = index, row.unseen_s
+
+    return found
+
+
+def _second(rows: Sequence[Row], chosen: int) -> int:
+    """The earliest open row on another kind of device, to run the same request beside."""
+    found = NONE
+    least_ms = inf
+    for index, row in enumerate(rows):
+        done_ms = row.wait_ms + row.service_ms + row.switch_ms
+        if row.open and row.kind != rows[chosen].kind and done_ms < least_ms:
+            found, least_ms = index, done_ms
+
+    return found

@@ -1,0 +1,118 @@
+"""The score of each candidate: a pure function of one row of numbers per candidate."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from switchgear.daemon.routing.policies import LATE_WEIGHT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from switchgear.daemon.routing.policies import Policy
+
+# A candidate counts as in time when it is still in time this many mean deviations later than
+# expected: about one frame in a hundred is later than that.
+MARGIN_SPREADS: Final = 3.0
+# Heat counts within this distance of a limit; DESIGN's zone of fresh readings.
+NEAR_LIMIT_C: Final = 10.0
+# And within this where the session does not run: what was left for heat is not taken up again
+# at the same temperature.
+NEAR_ELSEWHERE_C: Final = 15.0
+
+
+class Row(NamedTuple):
+    """One candidate at the moment of a choice; everything that the choice depends on.
+
+    `key` names the pair's place (`vulkan/fp16`), `kind` its device's kind. `share` is the part
+    of the requests that the protocol lets it have, `open` whether this one is among them,
+    `state` the protocol's word for it. Waits, service, spread and
+    switch are milliseconds, `energy_mj` per inference, `headroom_c` degrees to the device's
+    limit (infinite without a reading), `unseen_s` the time since its last measured run, infinite
+    for a prior.
+    """
+
+    key: str
+    kind: str
+    share: float
+    open: bool
+    state: str
+    wait_ms: float
+    service_ms: float
+    spread_ms: float
+    switch_ms: float
+    energy_mj: float
+    headroom_c: float
+    unseen_s: float
+
+
+def limit_for(rows: Sequence[Row], policy: Policy, limit_ms: float) -> float:
+    """Up to when an answer is in time, in ms from now; infinite where no row is open.
+
+    The session's own limit where a candidate could keep it, were it not for its queue: while it
+    has one, all are late and the earliest is best. Where no run is short enough, or there is no
+    limit (0), what is in time is relative to the earliest.
+    """
+    lucky_least = sure_least = inf
+    for row in rows:
+        if not row[3]:
+            continue
+
+        _, _, _, _, _, wait, service, spread, switch, _, _, _ = row
+        margin_ms = MARGIN_SPREADS * spread
+        run_ms = service + switch
+        if run_ms - margin_ms < lucky_least:
+            lucky_least = run_ms - margin_ms
+
+        if wait + run_ms + margin_ms < sure_least:
+            sure_least = wait + run_ms + margin_ms
+
+    if limit_ms and lucky_least <= limit_ms:
+        return limit_ms
+
+    return policy.tolerance * sure_least
+
+
+def scores_of(
+    rows: Sequence[Row],
+    policy: Policy,
+    limit_ms: float,
+    case_headroom_c: float = inf,
+    home: str = "",
+) -> list[float]:
+    """A score for each row, open or not; less is better.
+
+    The case's headroom is every device's: all of them heat it.
+    """
+    time_weight = policy.time
+    energy_weight = policy.energy
+    power_weight = policy.power
+    heat_weight = policy.heat
+    prefer = policy.prefer
+    scores = []
+    for key, kind, _, _, _, wait, service, spread, switch, energy, headroom, _ in rows:
+        done_ms = wait + service + switch
+        score = time_weight * done_ms + energy_weight * energy
+        if power_weight:
+            score += power_weight * energy / service
+
+        if heat_weight:
+            if headroom > case_headroom_c:
+                headroom = case_headroom_c
+
+            zone_c = NEAR_LIMIT_C if key == home else NEAR_ELSEWHERE_C
+            if headroom < zone_c:
+                near = 1.0 if headroom <= 0.0 else 1.0 - headroom / zone_c
+                score += heat_weight * near * energy
+
+        if kind == prefer:
+            score *= policy.prefer_factor
+
+        late_ms = done_ms + MARGIN_SPREADS * spread - limit_ms
+        if late_ms > 0.0:
+            score += late_ms * LATE_WEIGHT
+
+        scores.append(score)
+
+    return scores
