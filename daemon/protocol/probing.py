@@ -90,6 +90,21 @@ def probing_rows(
     def has_ramp(state: S) -> bool:
         return bool(state.constants.ramp_shares)
 
+    # Only a device can be too warm, and only a device sheds.
+    warm_rows: list[Row[S]] = []
+    if too_warm is not None:
+        warm_rows = [
+            Row(
+                ("half_open",),
+                ProbeDone,
+                "its lease, good, too warm",
+                is_too_warm,
+                "open",
+                "the probes are good, but it is too warm again",
+                warm,
+            )
+        ]
+
     return [
         Row(
             ("half_open",),
@@ -127,15 +142,7 @@ def probing_rows(
             "the probe is given back",
             returned,
         ),
-        Row(
-            ("half_open",),
-            ProbeDone,
-            "its lease, good, too warm",
-            is_too_warm,
-            "open",
-            "the probes are good, but it is too warm again",
-            warm,
-        ),
+        *warm_rows,
         Row(
             ("half_open",),
             ProbeDone,
@@ -185,7 +192,7 @@ def probing_rows(
             lambda s, e, now_s: (put(s, breakers.ramped(s.breaker, now_s)), NOTHING),
         ),
         Row(
-            ("closed", "shedding"),
+            ("closed",) if too_warm is None else ("closed", "shedding"),
             Tick,
             "a hold level is left and 10 minutes are over",
             lambda s, e, now_s: breakers.stable(s.breaker, now_s, s.constants),
