@@ -74,6 +74,7 @@ class Interface:
             f"{INTERFACE}.GetInfo": self._get_info,
             f"{INTERFACE}.GetStatus": self._get_status,
             f"{INTERFACE}.GetMetrics": self._get_metrics,
+            f"{INTERFACE}.WatchTrace": self._watch_trace,
             f"{INTERFACE}.LoadModel": self._load_model,
             f"{INTERFACE}.WatchJob": self._watch_job,
             f"{INTERFACE}.CancelJob": self._cancel_job,
@@ -145,6 +146,14 @@ class Interface:
     async def _get_metrics(self, call: Call, parameters: Parameters) -> None:
         parameters.done()
         call.reply({"text": await self._service.metrics.text(call.peer.uid)})
+
+    async def _watch_trace(self, call: Call, parameters: Parameters) -> None:
+        seconds = parameters.integer("seconds")
+        parameters.done()
+        if call.more:
+            await self._service.metrics.tracing.stream(call, seconds)
+        else:
+            call.fail(f"{SERVICE}.ExpectedMore", {})
 
     def _serving(self) -> Service:
         """The service, for what is new work.

@@ -308,6 +308,11 @@ class Connection:
             self._task.cancel()
 
     @property
+    def unsent_bytes(self) -> int:
+        """Of replies that the client has not read yet."""
+        return self._unsent_bytes
+
+    @property
     def idle(self) -> bool:
         """Connected, but never called anything."""
         return self.calls == 0

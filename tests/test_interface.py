@@ -166,14 +166,17 @@ class Checked:
         return reply
 
     def watch(self, job: int) -> list[dict[str, Any]]:
-        self._control.send(message("WatchJob", {"job": job}, more=True))
-        states = []
+        return self.stream("WatchJob", job=job)
+
+    def stream(self, method: str, **parameters: Any) -> list[dict[str, Any]]:
+        self._control.send(message(method, parameters, more=True))
+        replies = []
         while True:
             reply, _ = self._control.receive()
-            self._check("WatchJob", reply["parameters"])
-            states.append(reply["parameters"])
+            self._check(method, reply["parameters"])
+            replies.append(reply["parameters"])
             if not reply.get("continues"):
-                return states
+                return replies
 
     def _check(self, method: str, reply: dict[str, Any]) -> None:
         self.seen.add(method)
@@ -209,6 +212,7 @@ def test_replies_have_the_declared_fields_and_types(parsed: Any, daemon: DaemonP
         fits(parsed, parsed.members["BadModel"].type, failed["parameters"], "BadModel")
         checked.call("GetInfo")
         checked.call("GetMetrics")
+        checked.stream("WatchTrace", seconds=1)
         checked.call("ListModels")
         checked.call("DescribeModel", model="model")
         checked.watch(checked.call("CheckModel", model="model")["job"])

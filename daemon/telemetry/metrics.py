@@ -13,6 +13,7 @@ from switchgear.daemon.telemetry.address import parse_address
 from switchgear.daemon.telemetry.endpoint import Endpoint
 from switchgear.daemon.telemetry.families import Family, Source
 from switchgear.daemon.telemetry.requests import RequestCounts
+from switchgear.daemon.telemetry.tracing import Tracing
 from switchgear.ipc.errors import SwitchgearError
 
 if TYPE_CHECKING:
@@ -25,13 +26,15 @@ log = logging.getLogger(__name__)
 
 
 class Metrics:
-    """`requests` is told of each reply. `sources` may be added to by whoever has more to tell
-    (`device_families`); each is asked at every scrape, on the loop, and must not block.
-    `problems` says in a sentence why the configured endpoint is not there."""
+    """`requests` is told of each reply, `tracing` streams them to who asks. `sources` may be
+    added to by whoever has more to tell (`device_families`); each is asked at every scrape, on
+    the loop, and must not block. `problems` says in a sentence why the configured endpoint is
+    not there."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self.requests = RequestCounts()
+        self.tracing = Tracing(service, self.requests.recorder)
         self.problems: list[str] = []
         self._endpoint: Endpoint | None = None
         self.sources: list[Source] = [lambda viewer: service_families.collect(service, viewer)]

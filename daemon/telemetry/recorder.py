@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from switchgear.daemon.session import Session
     from switchgear.daemon.worker_process import WorkerProcess
 
-# A watcher that reads every EVERY_S keeps up with 20000 requests a second.
+# Rows that a watcher may be behind with: 2 s of 4000 requests a second.
 RING_ROWS: Final = 8192
-# An answer of this many rows is some 100 KiB, a tenth of what may wait unsent.
-ROWS_PER_ANSWER: Final = 1024
+# Of a message's values (ipc.varlink.MAX_VALUES) rows take half, events and counters a third.
+ROWS_PER_ANSWER: Final = 512
+OTHERS_PER_ANSWER: Final = 256
 MAX_WATCHERS: Final = 4
 # Names of sessions, lanes and models that one watcher is told.
 MAX_NAMES: Final = 4096
@@ -34,7 +36,10 @@ COLUMNS: Final = (
     "domain", "code", "attempts", "priority",
 )  # fmt: skip
 NO_LANE: Final = -1
+MAX_TEXT: Final = 512
 _CLIENT_GONE: Final = (DOMAINS["switchgear"], ConnectionLost.code)
+
+_SIGN: Final = 1 << 63
 
 Row = tuple[int, ...]
 
@@ -51,10 +56,11 @@ class Watcher:
         self._rows: deque[Row] = deque()
         self._events: deque[dict[str, Any]] = deque()
         self._counters: deque[dict[str, Any]] = deque()
+        self._values: dict[str, float] = {}
         self._lanes: dict[tuple[str, str, str, int], int] = {}
         self._workers: dict[WorkerProcess, int] = {}
         self._sessions: set[int] = set()
-        self._names: list[tuple[str, dict[str, Any]]] = []
+        self._names: deque[tuple[str, dict[str, Any]]] = deque()
         self.wakeup = asyncio.Event()
 
     def sees(self, uid: int) -> bool:
@@ -81,11 +87,13 @@ class Watcher:
         rows.append(
             (
                 session.identity,
-                request.identity,
+                # The client chose it: what varlink's integers have no room for wraps around.
+                (request.identity ^ _SIGN) - _SIGN,
                 number,
                 request.arrival_ns,
                 dispatch_ns,
-                run_ns,
+                # The worker's word.
+                run_ns if run_ns < _SIGN else _SIGN - 1,
                 reply_ns,
                 domain,
                 code,
@@ -135,44 +143,70 @@ class Watcher:
 
         return number
 
-    def add_event(self, event: dict[str, Any]) -> None:
+    def add_event(self, track: str, name: str, details: Mapping[str, object]) -> None:
+        """Something that happened at this moment."""
         if len(self._events) >= RING_ROWS:
             self.dropped += 1
-        else:
-            self._events.append(event)
+            return
 
-    def add_counter(self, counter: dict[str, Any]) -> None:
-        if len(self._counters) >= RING_ROWS:
+        event = {
+            "time_ns": monotonic_ns(),
+            "track": track,
+            "name": name,
+            "details": {key: str(value)[:MAX_TEXT] for key, value in details.items()},
+        }
+        self._events.append(event)
+
+    def add_counter(self, track: str, unit: str, value: float) -> None:
+        """A value at this moment; one that is as it was is not told again."""
+        if self._values.get(track) == value:
+            return
+
+        if len(self._counters) >= RING_ROWS or (
+            track not in self._values and len(self._values) >= MAX_NAMES
+        ):
             self.dropped += 1
-        else:
-            self._counters.append(counter)
+            return
+
+        self._values[track] = value
+        counter = {
+            "time_ns": monotonic_ns(),
+            "track": track,
+            "unit": unit,
+            "value": float(value),
+        }
+        self._counters.append(counter)
+
+    @property
+    def left(self) -> int:
+        """How many rows, events and counters have not been taken."""
+        return len(self._rows) + len(self._events) + len(self._counters)
 
     @property
     def waiting(self) -> bool:
         """Whether `take` has something to give."""
-        return bool(self._rows or self._events or self._counters or self._names)
+        return bool(self.left or self._names)
 
     def take(self) -> dict[str, Any]:
         """The next answer of `WatchTrace`: what has come since the last one, bounded."""
-        answer: dict[str, Any] = {"sessions": [], "lanes": []}
-        for table, fields in self._names:
+        answer: dict[str, Any] = {"columns": list(COLUMNS), "sessions": [], "lanes": []}
+        for table, fields in _drain(self._names, OTHERS_PER_ANSWER):
             answer[table].append(fields)
 
-        self._names.clear()
         answer["requests"] = self.take_rows()
-        answer["events"] = _drain(self._events)
-        answer["counters"] = _drain(self._counters)
+        answer["events"] = _drain(self._events, OTHERS_PER_ANSWER)
+        answer["counters"] = _drain(self._counters, OTHERS_PER_ANSWER)
         answer["dropped"] = self.dropped
         self.wakeup.clear()
         return answer
 
     def take_rows(self) -> list[Row]:
         """The oldest rows, at most ROWS_PER_ANSWER."""
-        return _drain(self._rows)
+        return _drain(self._rows, ROWS_PER_ANSWER)
 
 
-def _drain(rows: deque[Any]) -> list[Any]:
-    return [rows.popleft() for _ in range(min(len(rows), ROWS_PER_ANSWER))]
+def _drain(rows: deque[Any], most: int) -> list[Any]:
+    return [rows.popleft() for _ in range(min(len(rows), most))]
 
 
 class Recorder:
@@ -196,7 +230,10 @@ class Recorder:
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
-        self._watchers.remove(watcher)
+        """Ends its recording; what its ring holds can still be taken. Twice is harmless."""
+        if watcher in self._watchers:
+            self._watchers.remove(watcher)
+
         self.on = bool(self._watchers)
 
     def finished(
@@ -220,24 +257,6 @@ class Recorder:
         `track` groups events of one kind. With a `uid` only that user's traces and those of
         operators have it.
         """
-        event = {
-            "time_ns": monotonic_ns(),
-            "track": track,
-            "name": name,
-            "details": {key: str(value) for key, value in details.items()},
-        }
         for watcher in self._watchers:
             if uid is None or watcher.sees(uid):
-                watcher.add_event(event)
-
-    def counter(self, track: str, unit: str, value: float, uid: int | None = None) -> None:
-        """A value at this moment: a temperature, the length of a queue."""
-        counter = {
-            "time_ns": monotonic_ns(),
-            "track": track,
-            "unit": unit,
-            "value": float(value),
-        }
-        for watcher in self._watchers:
-            if uid is None or watcher.sees(uid):
-                watcher.add_counter(counter)
+                watcher.add_event(track, name, details)
