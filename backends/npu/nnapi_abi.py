@@ -117,6 +117,7 @@ _CALLS: Final[dict[str, tuple[Any, ...]]] = {
     ),
     "ANeuralNetworksCompilation_createForDevices": (_P, _OUT, _U32, _OUT),
     "ANeuralNetworksCompilation_setPreference": (_P, _I32),
+    "ANeuralNetworksCompilation_setCaching": (_P, ctypes.c_char_p, ctypes.c_char_p),
     "ANeuralNetworksCompilation_finish": (_P,),
     "ANeuralNetworksExecution_create": (_P, _OUT),
     "ANeuralNetworksExecution_setInput": (_P, _I32, _P, _P, _SIZE),

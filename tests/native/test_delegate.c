@@ -2,7 +2,9 @@
  * DEPTHWISE_CONV_2D itself, on the CPU, and can fail or be slow on demand.
  *
  * Options (all strings):
- *   mode        ok | none (claims nothing) | fail_create | fail_prepare | fail_invoke
+ *   mode        ok | none (claims nothing) | add_only (claims ADD only) | lie (its numbers are
+ *               a tenth too small) | hang (a run never ends) | abort_prepare (the process) |
+ *               fail_create | fail_prepare | fail_allocate (of a partition) | fail_invoke
  *   fail_after  fail_invoke lets this many partition runs pass first
  *   latency_us  extra time per partition run
  *   max_nodes   claims at most this many nodes
@@ -91,7 +93,14 @@ typedef struct {
     int padding, stride_w, stride_h, multiplier, activation, dilation_w, dilation_h;
 } Depthwise;
 
-enum mode { MODE_OK, MODE_NONE, MODE_FAIL_PREPARE, MODE_FAIL_INVOKE };
+enum mode {
+    MODE_OK, MODE_NONE, MODE_ADD_ONLY, MODE_LIE, MODE_HANG, MODE_ABORT_PREPARE,
+    MODE_FAIL_CREATE, MODE_FAIL_PREPARE, MODE_FAIL_ALLOCATE, MODE_FAIL_INVOKE, MODES
+};
+static const char *const mode_names[MODES] = {
+    "ok", "none", "add_only", "lie", "hang", "abort_prepare",
+    "fail_create", "fail_prepare", "fail_allocate", "fail_invoke",
+};
 typedef struct {
     enum mode mode;
     int fail_after, abort_after, latency_us, max_nodes, runs;
@@ -132,6 +141,13 @@ static void add(Context *c, Partition *p, const Step *s)
     float *out = data_of(c, p, s->out);
     for (size_t i = 0; i < c->tensors[s->out].bytes / sizeof *out; i++)
         out[i] = activate(a[i] + b[i], s->activation);
+}
+
+static void shrink(Context *c, Partition *p, int tensor)
+{
+    float *out = data_of(c, p, tensor);
+    for (size_t i = 0; i < c->tensors[tensor].bytes / sizeof *out; i++)
+        out[i] *= 0.9f;
 }
 
 static int pad_before(int padding, int in, int out, int kernel, int stride)
@@ -247,8 +263,11 @@ static void partition_free(Context *c, void *data)
 
 static Status partition_prepare(Context *c, Node *node)
 {
-    (void)c, (void)node;
-    return OK;
+    Partition *p = node->user_data;
+    if (p->options->mode != MODE_FAIL_ALLOCATE)
+        return OK;
+    c->report_error(c, "test delegate: no memory on the device");
+    return DELEGATE_ERROR;
 }
 
 static void keep_counter(Options *o)
@@ -280,10 +299,15 @@ static Status partition_invoke(Context *c, Node *node)
         c->report_error(c, "test delegate: device lost in run %d", o->runs);
         return DELEGATE_ERROR;
     }
+    while (o->mode == MODE_HANG)
+        pause();
     if (o->latency_us)
         usleep((useconds_t)o->latency_us);
-    for (int i = 0; i < p->count; i++)
+    for (int i = 0; i < p->count; i++) {
         (p->steps[i].code == ADD ? add : convolve)(c, p, &p->steps[i]);
+        if (o->mode == MODE_LIE)
+            shrink(c, p, p->steps[i].out);
+    }
     o->busy_us += now_us() - begin;
     keep_counter(o);
     return OK;
@@ -336,6 +360,10 @@ static Status prepare(Context *c, Delegate *delegate)
         c->report_error(c, "test delegate: firmware not loaded");
         return DELEGATE_ERROR;
     }
+    if (o->mode == MODE_ABORT_PREPARE) {
+        fprintf(stderr, "test delegate: assertion failed in the compiler\n");
+        abort();
+    }
     if (o->mode == MODE_NONE)
         return OK;
     IntArray *plan;
@@ -349,6 +377,7 @@ static Status prepare(Context *c, Delegate *delegate)
         if (o->max_nodes >= 0 && chosen->size >= o->max_nodes)
             break;
         if (c->get_node(c, plan->data[i], &node, &registration) == OK
+            && (o->mode != MODE_ADD_ONLY || registration->builtin_code == ADD)
             && can_run(c, node, registration))
             chosen->data[chosen->size++] = plan->data[i];
     }
@@ -360,6 +389,16 @@ static Status prepare(Context *c, Delegate *delegate)
     Status status = chosen->size ? c->replace(c, kernel, chosen, delegate) : OK;
     free(chosen);
     return status;
+}
+
+static bool named_mode(const char *name, enum mode *mode)
+{
+    for (int i = 0; i < MODES; i++)
+        if (!strcmp(name, mode_names[i])) {
+            *mode = (enum mode)i;
+            return true;
+        }
+    return false;
 }
 
 #define EXPORT __attribute__((visibility("default")))
@@ -393,17 +432,11 @@ EXPORT Delegate *tflite_plugin_create_delegate(
             snprintf(o->busy_file, sizeof o->busy_file, "%s", value);
         else if (strcmp(key, "mode"))
             wrong = "test delegate: unknown option";
-        else if (!strcmp(value, "none"))
-            o->mode = MODE_NONE;
-        else if (!strcmp(value, "fail_prepare"))
-            o->mode = MODE_FAIL_PREPARE;
-        else if (!strcmp(value, "fail_invoke"))
-            o->mode = MODE_FAIL_INVOKE;
-        else if (!strcmp(value, "fail_create"))
-            wrong = "test delegate: cannot open /dev/testnpu0: No such device";
-        else if (strcmp(value, "ok"))
+        else if (!named_mode(value, &o->mode))
             wrong = "test delegate: unknown mode";
     }
+    if (o->mode == MODE_FAIL_CREATE)
+        wrong = "test delegate: cannot open /dev/testnpu0: No such device";
     if (wrong) {
         if (report)
             report(wrong);
