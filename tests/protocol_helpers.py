@@ -104,9 +104,12 @@ class Bench:
         first_use: bool = False,
         limits: SessionLimits | None = None,
     ) -> None:
-        """Frames that end one after another."""
+        """Frames that end one after another, with a reading before each."""
         for _ in range(count):
             self.now_s += period_s
+            for device in self.temperatures_c:
+                self._read(device)
+
             self.protocol.frame(
                 key, run_ms, self.now_s, first_use=first_use, session_limits=limits
             )
@@ -120,6 +123,13 @@ class Bench:
 
     def phase(self, device: str) -> str:
         return self.protocol.device_state(device).breaker.phase
+
+    def run_until(self, phase: str, limit_s: float = 4000.0) -> None:
+        """Lets time pass until the GPU is in a phase."""
+        end_s = self.now_s + limit_s
+        while self.phase("gpu") != phase:
+            assert self.now_s < end_s, f"the GPU is {self.phase('gpu')} for ever"
+            self.run(0.5)
 
     def events(self) -> list[Event]:
         """The events since the last call; all of them are in `told`."""

@@ -1,4 +1,4 @@
-"""`protocol = "report"`: the field report's rules to the letter, with the bounds of each number."""
+"""`protocol = "report"`: the field report's rules to the letter, and each number's bounds."""
 
 from __future__ import annotations
 
