@@ -202,7 +202,8 @@ def _run_or_replace(
     try:
         return run_once(instance, values)
     except DriverError as error:
-        first = error
+        # A copy: the traceback of the first one would keep the interpreter in a cycle.
+        first = DriverError(error.domain, error.code, error.name, error.text)
 
     replaceable = [
         position
