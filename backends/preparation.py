@@ -21,6 +21,7 @@ from switchgear.backends.cache_store import size_of
 from switchgear.backends.contract import Backend, Instance, LoadRequest, Shape
 from switchgear.backends.crash_marker import CrashMarkers
 from switchgear.backends.known_answer.check import CheckReport, compare, has_spread
+from switchgear.backends.known_answer.golden import write_golden
 from switchgear.backends.known_answer.reference import Reference, compute_reference, run_once
 from switchgear.backends.worker import failure
 from switchgear.ipc.errors import (
@@ -189,6 +190,10 @@ class Preparation:
             }
             if not report.ok:
                 return {**measured, **_verdict_of(report, instance.precision)}
+
+            if order.cache and not order.again and not order.shapes:
+                folder = Path(order.cache)
+                write_golden(folder, backend.name, instance.precision, reference, report)
 
             self._step("warm", precision=precision)
             return {**measured, "ok": True, **_warm_runs(instance, reference)}

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -132,7 +133,7 @@ class Worker:
         self._sock = sock
         self._backend = backend
         self._number = int(getattr(BackendNumber, backend.name.upper(), BackendNumber.OTHER))
-        self._instances: dict[int, Instance] = {}
+        self._instances: dict[int, _Owned] = {}
         self._bindings: dict[int, Binding] = {}
         self._said = ""
         self._operations = {
@@ -141,6 +142,7 @@ class Worker:
             "bind": self._bind,
             "unbind": self._unbind,
             "probe": self._probe,
+            "check": self._check,
         }
 
     def serve(self) -> None:
@@ -250,7 +252,7 @@ class Worker:
             return {"op": "failed", "instance": identity, **failure(_system_error(error))}
 
         # From here on the instance owns the descriptor.
-        self._instances[identity] = _Owned(instance, fds.pop(0))
+        self._instances[identity] = _Owned(instance, fds.pop(0), request.cache)
         return {
             "op": "loaded",
             "instance": identity,
@@ -303,13 +305,38 @@ class Worker:
             "identity": dict(identity),
         }
 
+    def _check(self, packet: Packet, _fds: list[int]) -> Packet:
+        """Runs an instance's golden input."""
+        identity = int(packet["instance"])
+        answer: Packet = {"op": "checked", "instance": identity, "ok": False}
+        instance = self._instances.get(identity)
+        try:
+            if instance is None:
+                raise BadSlot(f"no instance {identity}")
+
+            if not instance.cache:
+                # The engine of the reference itself: that it runs is all there is to know.
+                first_run(instance)
+                return {**answer, "ok": True, "text": "it runs"}
+
+            # numpy and the check are of no use to a worker before.
+            from switchgear.backends.known_answer.golden import check_golden
+
+            return {
+                **answer,
+                **check_golden(instance, Path(instance.cache), self._backend.name),
+            }
+        except (DriverError, SwitchgearError) as error:
+            return {**answer, **failure(error)}
+
 
 class _Owned:
-    """An instance together with the descriptor of its model."""
+    """An instance with the descriptor of its model and its folder of prepared files."""
 
-    def __init__(self, instance: Instance, fd: int) -> None:
+    def __init__(self, instance: Instance, fd: int, cache: str) -> None:
         self._instance = instance
         self._fd = fd
+        self.cache = cache
         self.info = instance.info
         self.precision = instance.precision
         self.coverage = instance.coverage

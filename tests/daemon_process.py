@@ -79,8 +79,12 @@ class DaemonProcess:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
         xdg = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
         private = {name: str(self.folder / name.lower()) for name in xdg}
-        # The tests of the fingerprint ask for it: elsewhere it would take the CPUs.
-        measuring = {"SWITCHGEAR_FINGERPRINT__ENABLED": "false"}
+        # The tests of the fingerprint and of other backends ask for them: elsewhere they would
+        # take the CPUs.
+        measuring = {
+            "SWITCHGEAR_FINGERPRINT__ENABLED": "false",
+            "SWITCHGEAR_PREPARE__ENABLED": "false",
+        }
         return {**kept, **private, **measuring, **self._added}
 
     def start(self) -> DaemonProcess:

@@ -129,6 +129,7 @@ def new_session(
         slots + spare,
         0,
         lambda _session, _request: lane,
+        lambda _session: 0,
         lambda _session: None,
     )
     session.deliver = deliver

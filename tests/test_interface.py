@@ -190,7 +190,7 @@ def daemon() -> Iterator[DaemonProcess]:
 
 
 # Methods whose replies their own tests hold: they take longer than all others together.
-ELSEWHERE = {"RunFingerprint", "GetFingerprint"}
+ELSEWHERE = {"RunFingerprint", "GetFingerprint", "PrepareModel"}
 
 
 def test_replies_have_the_declared_fields_and_types(parsed: Any, daemon: DaemonProcess) -> None:

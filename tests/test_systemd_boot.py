@@ -33,6 +33,7 @@ DROP_IN: Final = """[Service]
 WatchdogSec=2s
 RestartSec=100ms
 Environment=SWITCHGEAR_FINGERPRINT__ENABLED=false
+Environment=SWITCHGEAR_PREPARE__ENABLED=false
 """
 # An app: sends before anybody listens, says what came back, and stays until stdin closes.
 ASK: Final = """

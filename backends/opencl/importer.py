@@ -65,13 +65,16 @@ class Program:
     same and returns the lazy outputs in the graph's order; it computes nothing itself.
     """
 
-    def __init__(self, graph: Graph, constants: Mapping[int, NDArray[Any] | None]) -> None:
+    def __init__(
+        self, graph: Graph, constants: Mapping[int, NDArray[Any] | None], device: str | None
+    ) -> None:
         self.inputs: tuple[tuple[Shape, str], ...] = tuple(
             (graph.tensors[i].shape, graph.tensors[i].dtype) for i in graph.inputs
         )
         self._graph = graph
         self._steps: list[_Step] = []
         self._constants = constants
+        self._device = device
         self._placed: dict[int, Tensor] = {}
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
@@ -104,7 +107,9 @@ class Program:
         if index not in self._placed:
             constant = self._constants[index]
             assert constant is not None
-            self._placed[index] = Tensor(np.array(constant, order="C")).realize()
+            self._placed[index] = Tensor(
+                np.array(constant, order="C"), device=self._device
+            ).realize()
 
         return self._placed[index]
 
@@ -160,8 +165,12 @@ def linear_operators(graph: Graph) -> tuple[LinearOperator, ...]:
     )
 
 
-def build(graph: Graph, *, linear: LinearHook | None = None) -> Program:
+def build(
+    graph: Graph, *, linear: LinearHook | None = None, device: str | None = None
+) -> Program:
     """The program of a graph; places all weights on the device, blocking.
+
+    `device` is tinygrad's name of it, None for its default one.
 
     `linear` is called for each of `linear_operators`, again whenever the program is called.
 
@@ -177,19 +186,19 @@ def build(graph: Graph, *, linear: LinearHook | None = None) -> Program:
         for index, tensor in enumerate(graph.tensors)
         if tensor.data is not None
     }
-    program = Program(graph, known)
+    program = Program(graph, known, device)
     # A first pass over tensors without content: it finds the shapes, and places constants.
-    values = {index: _placeholder(graph.tensors[index]) for index in graph.inputs}
+    values = {index: _placeholder(graph.tensors[index], device) for index in graph.inputs}
     shapes = {index: graph.tensors[index].shape for index in graph.inputs}
     for index, operator in enumerate(graph.operators):
         rule = RULES[operator.name]
         if _is_folded(graph, index, known, rule):
-            folded = _folded(Node(graph, index, known, shapes))
+            folded = _folded(Node(graph, index, known, shapes, device))
             known.update(folded)
             shapes.update({i: value.shape for i, value in folded.items()})
             continue
 
-        node = Node(graph, index, known, shapes, linear=linear)
+        node = Node(graph, index, known, shapes, device, linear)
         program.append(_Step(rule.prepare(node), operator.inputs, operator.outputs), values)
         for output in operator.outputs:
             shapes[output] = _checked(node, graph.tensors[output], values[output])
@@ -197,8 +206,8 @@ def build(graph: Graph, *, linear: LinearHook | None = None) -> Program:
     return program
 
 
-def _placeholder(tensor: GraphTensor) -> Tensor:
-    return Tensor.empty(*tensor.shape, dtype=TYPES[tensor.dtype])
+def _placeholder(tensor: GraphTensor, device: str | None) -> Tensor:
+    return Tensor.empty(*tensor.shape, dtype=TYPES[tensor.dtype], device=device)
 
 
 def _checked(node: Node, tensor: GraphTensor, value: Tensor) -> Shape:
@@ -289,7 +298,7 @@ def _folded(node: Node) -> dict[int, NDArray[Any]]:
         return {operator.outputs[0]: dequantised(value, node.quantisation(node.tensor(0)))}
 
     size = sum(volume(node.shape(i)) for i in range(node.count) if node.has(i))
-    device = _FOLDING_DEVICE if size <= _FOLDED_ELEMENTS else None
+    device = _FOLDING_DEVICE if size <= _FOLDED_ELEMENTS else node.device
     apply = RULES[operator.name].prepare(replace(node, device=device))
     results = apply(lambda position: Tensor(node.constant(position), device=device))
     listed = [results] if isinstance(results, Tensor) else list(results)
@@ -297,4 +306,3 @@ def _folded(node: Node) -> dict[int, NDArray[Any]]:
         index: np.asarray(result.numpy())
         for index, result in zip(operator.outputs, listed, strict=True)
     }
-

@@ -94,13 +94,13 @@ def dense(sparsity: Sparsity, values: NDArray[Any], shape: tuple[int, ...]) -> N
             block_size = sparsity.levels[sparsity.order.index(block)].size
             found = found * block_size + coordinates[block]
 
-        if found.size and not (0 <= found.min() and found.max() < length):
+        if found.size and not (found.min() >= 0 and found.max() < length):
             raise BadModel("a sparse tensor has an element outside of its shape")
 
         flat = flat * length + found
 
     if positions.size != values.size or (
-        positions.size and not (0 <= positions.min() and positions.max() < values.size)
+        positions.size and not (positions.min() >= 0 and positions.max() < values.size)
     ):
         raise BadModel(f"a sparse tensor has {positions.size} places for {values.size} values")
 
@@ -126,7 +126,9 @@ def _descend(
 
     begins, ends = level.segments[positions], level.segments[positions + 1]
     counts = ends - begins
-    if counts.size and (counts.min() < 0 or begins.min() < 0 or ends.max() > level.indices.size):
+    if counts.size and (
+        counts.min() < 0 or begins.min() < 0 or ends.max() > level.indices.size
+    ):
         raise BadModel("a sparse tensor has a segment outside of its indices")
 
     total = int(counts.sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 from collections.abc import Iterable
 from statistics import median
@@ -22,7 +23,7 @@ from switchgear.daemon.cli.command import (
 from switchgear.daemon.cli.progress import ProgressLine
 from switchgear.daemon.cli.tables import bytes_text, cut, shape_text, table, wrap
 from switchgear.ipc.dtypes import DTYPES
-from switchgear.ipc.errors import SwitchgearError
+from switchgear.ipc.errors import NoBackend, SwitchgearError
 
 if TYPE_CHECKING:
     from switchgear.client import Client, LoadStep, Model, Tensor
@@ -103,7 +104,9 @@ def _list(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     with connected(options) as client, ProgressLine(f"checking {options.model}") as line:
         model = client.check_model(options.model, line.job)
-        model = client.prepare_model(model, again=options.again, on_progress=line.job)
+        with contextlib.suppress(NoBackend):
+            model = client.prepare_model(model, again=options.again, on_progress=line.job)
+
         outcomes = []
         for backend in client.status()["backends"]:
             line.update(f"running on {backend['name']}")

@@ -7,7 +7,7 @@ of the quantised ones turn to real values and back, which is within one step of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from tinygrad import Tensor, dtypes
@@ -28,6 +28,7 @@ Unary = Callable[[Tensor], Tensor]
 
 # Bits by which the reference kernels widen stored values before they scale and add them.
 _SUM_SHIFT: Final = 20
+
 
 def _refuse_binary(node: Node) -> str:
     try:

@@ -38,7 +38,7 @@ def _check_known(node: Node, position: int, size: int) -> None:
     """Indices that stand in the file must lie inside."""
     if node.is_known(position):
         values = node.constant(position)
-        if values.size and not (0 <= values.min() and values.max() < size):
+        if values.size and not (values.min() >= 0 and values.max() < size):
             raise BadModel(f"{node.title}: an index outside of {size}")
 
 

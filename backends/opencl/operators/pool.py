@@ -83,7 +83,7 @@ def _counts(node: Node, windows: Window) -> NDArray[np.float32]:
         ends = np.minimum(begins + windows.size[axis], node.shape(0)[1 + axis])
         sides.append(ends - np.maximum(begins, 0))
 
-    return (sides[0][:, None, None] * sides[1][None, :, None]).astype(np.float32)
+    return np.asarray(sides[0][:, None, None] * sides[1][None, :, None], np.float32)
 
 
 def _operand(node: Node, counts: NDArray[Any]) -> Tensor:

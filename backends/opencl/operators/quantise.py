@@ -61,7 +61,5 @@ RULES: Final[Mapping[str, Rule]] = {
         _quantize, version=3, dtypes=QUANTISED | {"float32"}, refuse=_refuse_quantize
     ),
     "DEQUANTIZE": Rule(_dequantize, version=6, dtypes=QUANTISED | {"float16", "int4"}),
-    "DENSIFY": Rule(
-        _densify, dtypes=QUANTISED | {"float16", "float32"}, constants=(0,)
-    ),
+    "DENSIFY": Rule(_densify, dtypes=QUANTISED | {"float16", "float32"}, constants=(0,)),
 }

@@ -124,7 +124,7 @@ def _nearest(node: Node, size: int, wanted: int) -> NDArray[np.int32]:
     offset = np.float32(0.5 if node.option("halfPixelCenters") else 0)
     places = (steps + offset) * _scale(node, size, wanted)
     whole = np.floor(places + np.float32(0.5)) if node.option("alignCorners") else places
-    return np.clip(np.floor(whole), 0, size - 1).astype(np.int32)
+    return np.asarray(np.clip(np.floor(whole), 0, size - 1), np.int32)
 
 
 def _refuse(node: Node) -> str:

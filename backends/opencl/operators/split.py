@@ -128,9 +128,7 @@ def _one(node: Node, position: int) -> int:
 
 
 RULES: Final[Mapping[str, Rule]] = {
-    "CONCATENATION": Rule(
-        _concatenation, version=5, dtypes=ANY, refuse=_refuse_concatenation
-    ),
+    "CONCATENATION": Rule(_concatenation, version=5, dtypes=ANY, refuse=_refuse_concatenation),
     "PACK": Rule(_pack, version=4, dtypes=ANY),
     "SPLIT": Rule(_split, version=4, dtypes=ANY, data=(1,), constants=(0,)),
     "SPLIT_V": Rule(_split_v, version=2, dtypes=ANY, constants=(1, 2)),

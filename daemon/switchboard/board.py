@@ -1,0 +1,332 @@
+"""Chooses for each request, and tells the protocol what became of it.
+
+Made once it is known which backends run here; until then the router's fixed order holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from switchgear.daemon.protocol.machine import Protocol
+from switchgear.daemon.protocol.topology import PairKey, SessionLimits, Target
+from switchgear.daemon.routing.choice import Candidate, Context, choose
+from switchgear.daemon.routing.estimates import EnergyEstimate, ServiceEstimate
+from switchgear.daemon.routing.policies import policy_of
+from switchgear.daemon.routing.ring import DecisionRing
+from switchgear.daemon.switchboard.place import Place, Row, Seat
+from switchgear.ipc.errors import DOMAIN_NAMES
+from switchgear.ipc.record import NO_READING, Priority, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from switchgear.daemon.config import Configuration
+    from switchgear.daemon.lane import Lane
+    from switchgear.daemon.model import Model
+    from switchgear.daemon.pair import Pair
+    from switchgear.daemon.protocol.answers import Admission, Event
+    from switchgear.daemon.protocol.reading import Reading
+    from switchgear.daemon.request import Request
+    from switchgear.daemon.session import Session
+    from switchgear.daemon.switchboard.topology import Heat, Part
+    from switchgear.daemon.thermal.watch import ThermalWatch
+
+# What a part draws while it is busy, in watts, where nothing measures it: shapes follow the
+# field report (an NPU takes 40 % less energy than a GPU for the same work).
+BUSY_W: Final = {"cpu": 4.0, "gpu": 6.0, "npu": 2.5}
+# A CPU estimate before the first frame: the run of the model's own trial.
+_LOW: Final = int(Priority.BATCH)
+_DEGRADED: Final = int(Reason.DEGRADED)
+# Codes that say that the device is gone, by domain.
+DEVICE_LOST: Final = frozenset({("vulkan", -4), ("litert", -4)})
+_TRIALS: Final = ("running", "passed")
+
+log = logging.getLogger(__name__)
+
+
+class Switchboard:
+    """Owns the protocol, the estimates and the ring of decisions. Nothing here blocks."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        protocol: Protocol,
+        parts: Mapping[str, Part],
+        heats: Mapping[str, Heat],
+        watch: ThermalWatch,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self.protocol = protocol
+        self.parts = dict(parts)
+        self.heats = dict(heats)
+        self.watch = watch
+        self.ring = DecisionRing()
+        self._on_event = on_event
+        self._default_policy = policy_of(configuration.routing.policy)
+        self._least_energy = policy_of("max_efficiency")
+        self._busy_w = {**BUSY_W, **configuration.routing.busy_w}
+        self._places: dict[PairKey, Place] = {}
+        self._headroom_c: dict[str, float] = {}
+        self._devices = {backend: part.name for backend, part in self.parts.items()}
+
+    # Pairs.
+
+    def add_model(self, model: Model) -> None:
+        """The CPU's pair of a model, and those that are ready."""
+        self._add(model, "cpu", "auto", model.run_us / 1000)
+        for pair in model.pairs.values():
+            if pair.ready:
+                self.add_pair(model, pair)
+
+    def add_pair(self, model: Model, pair: Pair) -> None:
+        """A pair that was prepared; its check's runs are its first estimate."""
+        self._add(model, pair.backend, pair.precision, pair.figures.get("run_us", 0) / 1000)
+
+    def _add(self, model: Model, backend: str, precision: str, run_ms: float) -> None:
+        part = self.parts.get(backend)
+        key = PairKey(model.digest, backend, precision)
+        if part is None or key in self._places:
+            return
+
+        estimate = ServiceEstimate(max(run_ms, 0.001), "the runs of its check")
+        energy = EnergyEstimate(self._busy_w.get(part.name, self._busy_w[part.kind]))
+        self._places[key] = Place(key, part.name, part.kind, estimate, energy)
+        self.protocol.add_pair(key, now_s=monotonic())
+
+    def drop_model(self, digest: str) -> None:
+        """Forgets a model that was unloaded; quarantines are kept."""
+        for key in [key for key in self._places if key.model == digest]:
+            del self._places[key]
+            self.protocol.remove_pair(key)
+
+    def estimate_ms(self, key: PairKey) -> float | None:
+        """The expected run time of a pair, for the protocol."""
+        place = self._places.get(key)
+        return None if place is None else place.estimate.median_ms
+
+    # Sessions.
+
+    def seat(self, session: Session) -> Seat:
+        """A session's places; made anew whenever its targets change, its memory is kept."""
+        options, digest = session.options, session.model.digest
+        rows = []
+        for target in session.targets:
+            precision = "auto" if target.pair is None else target.pair.precision
+            place = self._places.get(PairKey(digest, target.backend, precision))
+            if place is not None:
+                rows.append(Row(target, place))
+
+        limits = None
+        if options.slow_ms or options.recover_ms:
+            limits = SessionLimits(
+                session.identity, options.slow_ms or None, options.recover_ms or None
+            )
+
+        known = session.seat
+        context = known.context if known is not None else Context()
+        context.requested = len(options.backends) == 1
+        context.pinned = rows[0].candidate.key if session.model.state and rows else ""
+        policy = policy_of(options.policy) if options.policy else self._default_policy
+        wants_int4 = options.precision == "int4"
+        return Seat(rows, policy, context, limits, wants_int4=wants_int4)
+
+    def drop_session(self, session: Session) -> None:
+        if session.seat is not None and session.seat.limits is not None:
+            self.protocol.drop_session(session.identity)
+
+    # Requests.
+
+    def choose(self, session: Session, seat: Seat, request: Request) -> Row | None:
+        """Where a request runs; sets its reason and the age of the temperature. None where no
+        backend may have it."""
+        now_s = request.arrival_ns / 1e9
+        protocol = self.protocol
+        policy = seat.policy
+        rows: list[Row] = []
+        candidates: list[Candidate] = []
+        own = session.identity if seat.limits is not None else 0
+        among = None
+        if own or len(session.options.backends) < len(self.parts):
+            among = [row.place.key for row in seat.rows]
+
+        for row in seat.rows:
+            if not row.target.is_warm(session):
+                continue
+
+            place, candidate = row.place, row.candidate
+            if place.int4 and not seat.wants_int4 and not self._on_trial(place.key):
+                # The INT4 variant stands in for the NPU only.
+                continue
+
+            answer = protocol.admit(place.key, now_s, session=own, among=among)
+            candidate.share = self._share(answer, request)
+            candidate.state = answer.state
+            candidate.headroom_c = self._headroom_c.get(place.device, inf)
+            if answer.least_energy:
+                policy = self._least_energy
+
+            rows.append(row)
+            candidates.append(candidate)
+
+        context = seat.context
+        if request.deadline_ns < _FAR_NS:
+            context.limit_ms = (request.deadline_ns - request.arrival_ns) / 1e6
+        else:
+            context.limit_ms = 0.0
+
+        context.explore = all(row.target.lane.is_idle for row in rows)
+        number = session.identity << 32 | request.identity & 0xFFFFFFFF
+        verdict = choose(candidates, policy, context, now_s, self.ring, number)
+        if verdict.index < 0:
+            return None
+
+        chosen = rows[verdict.index]
+        request.reason = verdict.reason
+        if chosen.place.int4 and not seat.wants_int4:
+            request.reason = _DEGRADED
+
+        request.place = chosen.place
+        request.temperature_age_ms = self._age_ms(chosen.place.device, now_s)
+        return chosen
+
+    @staticmethod
+    def _share(answer: Admission, request: Request) -> float:
+        if answer.shed_low and request.priority == _LOW:
+            return 0.0
+
+        return answer.share if answer.allowed else 0.0
+
+    def _on_trial(self, key: PairKey) -> bool:
+        return self.protocol.pair_state(key).trial.phase in _TRIALS
+
+    def _age_ms(self, device: str, now_s: float) -> int:
+        if device not in self._headroom_c:
+            return NO_READING
+
+        reading = self.watch.reading(device, now_s)
+        return NO_READING if reading.temperature_mc is None else max(0, int(reading.age_ms))
+
+    def elsewhere(
+        self, session: Session, seat: Seat, request: Request, lane: Lane
+    ) -> Row | None:
+        """The earliest other place for a request that failed in `lane`."""
+        now_s = monotonic()
+        best, best_ms = None, inf
+        for row in seat.rows:
+            other = row.target.lane
+            if other is lane or request.tried >> other.number & 1:
+                continue
+
+            admitted = self.protocol.admit(row.place.key, now_s)
+            if row.target.is_warm(session) and admitted.allowed:
+                done_ms = other.wait_ms(now_s) + row.place.estimate.expected_ms(now_s)
+                if done_ms < best_ms:
+                    best, best_ms = row, done_ms
+
+        if best is not None:
+            request.place = best.place
+
+        return best
+
+    def retry_after_ms(self, session: Session) -> int:
+        """When a session without any place may find one again."""
+        digest = session.model.digest
+        return int(self.protocol.retry_after_s(digest, "", monotonic()) * 1000)
+
+    # What became of them.
+
+    def answered(self, lane: Lane, request: Request, run_ns: int, now_ns: int) -> None:
+        """A run ended well."""
+        place = request.place
+        if place is None or lane.worker is None:
+            return
+
+        now_s, run_ms = now_ns / 1e9, run_ns / 1e6
+        first = place.is_first_use(lane.worker.pid)
+        if not first:
+            place.estimate.observe(run_ms, now_s)
+
+        seat = request.session.seat
+        limits = seat.limits if seat is not None else None
+        self.protocol.frame(place.key, run_ms, now_s, first_use=first, session_limits=limits)
+
+    def failed(self, lane: Lane, request: Request, domain: int, code: int) -> None:
+        """A driver gave an error to a run."""
+        place = request.place
+        if place is not None:
+            name = DOMAIN_NAMES.get(domain, "")
+            kind: Any = "device_lost" if (name, code) in DEVICE_LOST else "error"
+            self.protocol.failure(place.key, kind, name, code, monotonic())
+            self.tell()
+
+        log.info("%s failed a request: %s:%d", lane.label, DOMAIN_NAMES.get(domain), code)
+
+    def died(self, lane: Lane, request: Request, reason: str) -> None:
+        """A worker ended with a run in it."""
+        place = request.place
+        if place is not None:
+            kind: Any = "hang" if reason.startswith("hung") else "crash"
+            self.protocol.failure(place.key, kind, "signal", 0, monotonic(), reason[:200])
+            self.tell()
+
+        log.info("%s died in a request: %s", lane.label, reason)
+
+    def heard(self, device: str, reading: Reading, now_s: float) -> None:
+        """A new reading of a device that is followed."""
+        heat = self.heats.get(device)
+        if heat is not None and reading.temperature_mc is not None:
+            self._headroom_c[device] = (heat.trip_mc - reading.temperature_mc) / 1000
+        else:
+            self._headroom_c.pop(device, None)
+
+        self.protocol.reading(device, reading, now_s)
+
+    def resumed(self, now_s: float) -> None:
+        self.protocol.resumed(now_s)
+
+    def age(self, lanes: list[Lane], now_s: float) -> set[str]:
+        """Tells the protocol of runs in flight; returns the devices that are busy."""
+        busy = set()
+        for lane in lanes:
+            head = lane.head
+            if head is None:
+                continue
+
+            busy.add(self._devices.get(lane.backend, lane.backend))
+            request, age_ms = head
+            if request.place is not None and age_ms > 0:
+                self.protocol.aging(request.place.key, age_ms, now_s)
+
+        return busy
+
+    def tell(self) -> None:
+        """Passes on what the protocol did since the last call."""
+        for event in self.protocol.events():
+            log.warning("%s", event)
+            self._on_event(event)
+
+    # For people.
+
+    def backend_state(self, backend: str) -> str:
+        """normal, shedding, tripped, degraded or recovering: the backend's own, else the
+        device's; empty for one that is not there."""
+        if backend not in self.parts:
+            return ""
+
+        own = self.protocol.people_state(Target("backend", backend))
+        device = self.protocol.people_state(Target("device", self._devices[backend]))
+        return own if own != "normal" else device
+
+    def pair_state(self, digest: str, backend: str, precision: str) -> str:
+        key = PairKey(digest, backend, precision)
+        if key not in self._places:
+            return ""
+
+        return self.protocol.people_state(Target("pair", key))
+
+
+# A request without a deadline has one this far away; see `request.NO_DEADLINE`.
+_FAR_NS: Final = 2**62

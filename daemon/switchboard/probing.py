@@ -1,0 +1,117 @@
+"""Probes of what was tripped: a run with a known answer, on the device itself.
+
+The kernel of the backend's own probe first, then the pair's golden input; in a worker that is
+there, else in a new one. Its lease bounds it; a worker that hangs in it is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from switchgear.daemon import warming
+from switchgear.ipc.errors import SwitchgearError
+from switchgear.ipc.record import Precision, Priority
+
+if TYPE_CHECKING:
+    from switchgear.daemon.lane import Lane
+    from switchgear.daemon.model import Model
+    from switchgear.daemon.models import Models
+    from switchgear.daemon.pool import Pool
+    from switchgear.daemon.protocol.answers import Probe
+
+# A worker that has to be started and loaded first does not count against the lease: that is
+# the device's time.
+START_LIMIT_S: Final = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Prober:
+    """Runs probes in the workers of `pool`. Use it on a running loop."""
+
+    def __init__(self, pool: Pool, models: Models) -> None:
+        self._pool = pool
+        self._models = models
+
+    async def run(self, probe: Probe) -> bool | None:
+        """Whether the device gave the right answers; None where no worker could be had."""
+        lane, model = self._lane(probe)
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                await self._get_ready(lane, probe, model)
+        except (SwitchgearError, TimeoutError) as error:
+            log.info("probe of %s: no worker: %s", probe.target, error)
+            return None
+
+        left_s = max(0.5, probe.deadline_s - monotonic())
+        worker = lane.worker
+        if worker is None:
+            return None
+
+        try:
+            async with asyncio.timeout(left_s):
+                answer = await worker.probe()
+                instance = model.instance if model is not None else None
+                if answer.get("ok") is True and instance is not None:
+                    answer = await worker.check(instance, _number(probe))
+        except TimeoutError:
+            if not lane.running:
+                worker.kill(f"hung in a probe for {left_s:.1f} s")
+
+            return False
+
+        if answer.get("ok") is not True:
+            log.warning("probe of %s: %s", probe.target, answer.get("text"))
+
+        return answer.get("ok") is True
+
+    def _lane(self, probe: Probe) -> tuple[Lane, Model | None]:
+        """The lane that serves the pair, of whatever group; else one of the daemon's own."""
+        model = None
+        if probe.pair is not None:
+            digest = probe.pair.model
+            model = next((m for m in self._models.all_for(0) if m.digest == digest), None)
+
+        lanes = [
+            lane
+            for lane in self._pool.lanes()
+            if lane.backend == probe.backend and lane.worker is not None
+        ]
+        if model is not None and model.instance is not None and probe.pair is not None:
+            for lane in lanes:
+                worker = lane.worker
+                if worker is not None and worker.has_loaded(model.instance, _number(probe)):
+                    return lane, model
+
+        if lanes and model is None:
+            return lanes[0], None
+
+        own = ""
+        if model is not None and probe.pair is not None:
+            pairs = [p for p in model.pairs.values() if p.backend == probe.backend]
+            if any(p.own_worker and p.precision == probe.pair.precision for p in pairs):
+                own = model.digest[:12]
+
+        uid = os.geteuid()
+        return self._pool.lane(uid, probe.backend, Priority.NORMAL, own), model
+
+    @staticmethod
+    async def _get_ready(lane: Lane, probe: Probe, model: Model | None) -> None:
+        if model is not None and model.instance is not None and probe.pair is not None:
+            await warming.load(lane, model.instance, _number(probe))
+        else:
+            lane.start()
+            while lane.worker is not None and lane.worker.state == "starting":
+                await lane.worker.spoken.wait()
+
+
+def _number(probe: Probe) -> int:
+    """The record's number of the probed pair's precision; 0 on the CPU."""
+    if probe.pair is None or probe.pair.precision == "auto":
+        return 0
+
+    return int(Precision[probe.pair.precision.upper()])
