@@ -126,9 +126,36 @@ class NpuSection(_Section):
 
 
 class ThermalSection(_Section):
-    """`sysfs_root`: where sysfs is mounted."""
+    """`sysfs_root`: where sysfs is mounted. `scales`: factors to millidegrees by zone type, for
+    zones that report something else. `devices`: the physical part (`cpu`, `gpu`, `gpu2`, `npu`)
+    of a backend, where it is not what the backend says of itself."""
 
     sysfs_root: Path = Path("/sys")
+    scales: dict[str, Annotated[Real, Field(gt=0)]] = {}
+    devices: dict[str, Annotated[str, Field(pattern=r"^(cpu|gpu|npu)[0-9]*$")]] = {}
+
+
+class ProtocolSection(_Section):
+    """`mode`: `default`, or `report` for the field report's rules to the letter. `dry_run`:
+    everything is decided and told, nothing is closed."""
+
+    mode: Literal["default", "report"] = "default"
+    dry_run: Boolean = False
+
+
+class RoutingSection(_Section):
+    """`policy`: of sessions that choose none. `busy_w`: what a part draws while it is busy, in
+    watts, by its name (`cpu`, `gpu`, `npu`), where nothing measures it."""
+
+    policy: Literal[
+        "max_performance",
+        "prefer_gpu",
+        "prefer_npu",
+        "prefer_cpu",
+        "max_efficiency",
+        "min_power",
+    ] = "max_performance"
+    busy_w: dict[str, Annotated[Real, Field(gt=0)]] = {}
 
 
 class MetricsSection(_Section):
@@ -156,6 +183,8 @@ class Configuration(_Section):
     fingerprint: FingerprintSection = FingerprintSection()
     thermal: ThermalSection = ThermalSection()
     metrics: MetricsSection = MetricsSection()
+    protocol: ProtocolSection = ProtocolSection()
+    routing: RoutingSection = RoutingSection()
     prepare: PrepareSection = PrepareSection()
     npu: NpuSection = NpuSection()
     models: tuple[ModelEntry, ...] = ()
@@ -163,7 +192,7 @@ class Configuration(_Section):
     def backend_options(self, backend: str) -> dict[str, Any]:
         """What a worker or preparer of a backend other than the CPU is given."""
         if backend == "npu":
-            options = self.npu.model_dump(mode="json")
+            options = self.npu.model_dump(mode="json", exclude_defaults=True)
             # What the fingerprint measures with is what serves.
             if not self.npu.delegate and self.fingerprint.delegate:
                 options["delegate"] = self.fingerprint.delegate
