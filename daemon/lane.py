@@ -19,7 +19,6 @@ from switchgear.daemon.request import Request
 from switchgear.daemon.waiting import Waiting
 from switchgear.daemon.worker_process import Events, Failure, WorkerProcess
 from switchgear.ipc.errors import (
-    DOMAIN_NAMES,
     DOMAINS,
     Busy,
     ModelQuarantined,
@@ -27,7 +26,7 @@ from switchgear.ipc.errors import (
     StateLost,
     WorkerDied,
 )
-from switchgear.ipc.record import ID, ID_OFFSET, RUN_NS, RUN_OFFSET, STATUS_OFFSET, Reason
+from switchgear.ipc.record import ID, ID_OFFSET, RUN_NS, RUN_OFFSET, STATUS, STATUS_OFFSET, Reason
 from switchgear.ipc.record import Backend as BackendNumber
 
 if TYPE_CHECKING:
@@ -73,6 +72,15 @@ class Watcher(Protocol):
 
     def elsewhere(self, request: Request, lane: Lane) -> Lane | None:
         """Another lane for a request that failed in this one; None where there is none."""
+
+    def answered(self, lane: Lane, request: Request, run_ns: int, now_ns: int) -> None:
+        """A run ended well."""
+
+    def failed(self, lane: Lane, request: Request, domain: int, code: int) -> None:
+        """A driver gave an error to a run."""
+
+    def died(self, lane: Lane, request: Request, reason: str) -> None:
+        """The worker ended with a run in it."""
 
 
 class Lane:
@@ -120,6 +128,31 @@ class Lane:
     def start_limit_s(self) -> float:
         """What a worker may take to start, to answer a probe or to load a model, in seconds."""
         return self._settings.start_s
+
+    @property
+    def head(self) -> tuple[Request, float] | None:
+        """The request that runs, and for how many ms it does; None where none does."""
+        if not self._running:
+            return None
+
+        return self._running[0], (monotonic_ns() - self._head_since_ns) / 1e6
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._running and not self._queue
+
+    def wait_ms(self, now_s: float) -> float:
+        """The wait of a request that joins the queue now, at the present mean run time.
+
+        A run that is over its time is expected to take as long again as it is late.
+        """
+        running = len(self._running)
+        if not running:
+            return 0.0
+
+        mean_ms = self._mean_run_ns / 1e6
+        left_ms = abs(mean_ms - (now_s * 1e3 - self._head_since_ns / 1e6))
+        return left_ms + (running - 1 + len(self._queue)) * mean_ms
 
     @property
     def queued(self) -> int:
@@ -299,23 +332,25 @@ class Lane:
             self._pump()
 
         domain = reply[STATUS_OFFSET]
-        if domain > _OURS and self._run_elsewhere(request, domain):
-            return
+        if self.watcher is not None:
+            if not domain:
+                self.watcher.answered(self, request, run_ns, now_ns)
+            elif domain > _OURS and self._run_elsewhere(request, domain, reply):
+                return
 
         request.session.finish(request, reply, run_ns, now_ns)
 
-    def _run_elsewhere(self, request: Request, domain: int) -> bool:
+    def _run_elsewhere(self, request: Request, domain: int, reply: bytearray) -> bool:
         """A driver failed a request: whether another backend has it now."""
-        if request.answered or request.attempts + 1 >= MAX_ATTEMPTS or self.watcher is None:
+        assert self.watcher is not None
+        self.watcher.failed(self, request, domain, STATUS.unpack_from(reply, STATUS_OFFSET)[3])
+        if request.answered or request.attempts + 1 >= MAX_ATTEMPTS:
             return False
 
         other = self.watcher.elsewhere(request, self)
         if other is None:
             return False
 
-        label = request.session.model.label
-        name = DOMAIN_NAMES.get(domain, "")
-        log.info("worker %s failed a request of %s: %s error", self.label, label, name)
         request.tried |= 1 << self.number
         request.attempts += 1
         request.reason = Reason.RETRIED
@@ -356,6 +391,9 @@ class Lane:
 
         self._blame(worker, lost)
         if self.watcher is not None:
+            if lost and not worker.killed_by_signal_9_from_outside:
+                self.watcher.died(self, lost[0], worker.end_reason)
+
             self.watcher.changed(self)
 
         self._schedule_restart(lost_work=bool(lost))

@@ -49,7 +49,7 @@ class Models:
     """All loaded models. Loading runs as a job; everything else does not wait.
 
     `cache_dir` has a folder of what is prepared for each model; `on_loaded` is called once the
-    CPU serves one.
+    CPU serves one, `on_gone` when nobody uses it any more.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Models:
         pool: Pool,
         cache_dir: Path,
         on_loaded: Callable[[Model], None],
+        on_gone: Callable[[Model], None],
     ) -> None:
         self._limits = configuration.limits
         self._store = store
@@ -69,6 +70,7 @@ class Models:
         self._pool = pool
         self._cache_dir = cache_dir
         self._on_loaded = on_loaded
+        self._on_gone = on_gone
         self._models: dict[str, Model] = {}
         self._shapes: Counter[str] = Counter()
         self._copies = Copies(store)
@@ -362,6 +364,7 @@ class Models:
     def _forget(self, model: Model) -> None:
         if self._models.pop(model.digest, None) is not None:
             self._shapes.pop(model.digest, None)
+            self._on_gone(model)
             if model.instance is not None:
                 self.release(model.instance)
                 model.instance = None

@@ -129,10 +129,9 @@ def check_pair_verdict(verdict: Verdict) -> None:
 
 
 def lowest_allows(lowest: str, pair: Pair) -> bool:
-    """Whether a session that wants at least `lowest` may use a ready pair. INT4 is used only by
-    who allows it; other precisions were held against the reference for everybody."""
+    """Whether a session that wants at least `lowest` may use a ready pair."""
     if not lowest:
-        return pair.precision != "int4"
+        return True
 
     order = ORDER_OF_PRECISIONS
     return pair.precision not in order or order.index(pair.precision) >= order.index(lowest)

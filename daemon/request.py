@@ -20,6 +20,7 @@ from switchgear.ipc.record import (
 if TYPE_CHECKING:
     from switchgear.daemon.lane import Lane
     from switchgear.daemon.session import Session
+    from switchgear.daemon.switchboard.place import Place
 
 NO_DEADLINE: Final = 2**63
 # epoch, request id, input slot, output slot
@@ -49,11 +50,13 @@ class Request:
         "input_slot",
         "lane",
         "output_slot",
+        "place",
         "precision",
         "priority",
         "reason",
         "record",
         "session",
+        "temperature_age_ms",
         "timer",
         "tried",
         "waiting",
@@ -84,6 +87,9 @@ class Request:
         self.reason = 0
         # As the router chose: 0 is the model's own.
         self.precision = 0
+        # The pair that has it, where the switchboard chose.
+        self.place: Place | None = None
+        self.temperature_age_ms = NO_READING
         self.answered = False
         # In its lane's queue, so that no worker has it.
         self.waiting = False
@@ -101,7 +107,7 @@ class Request:
             self.reason,
             self.attempts,
             self.tried,
-            NO_READING,
+            self.temperature_age_ms,
             0,
             self.dispatch_ns - self.arrival_ns,
             run_ns,

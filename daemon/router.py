@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from switchgear.daemon.pool import Pool
     from switchgear.daemon.request import Request
     from switchgear.daemon.session import Session
+    from switchgear.daemon.switchboard.board import Switchboard
 
 _PINNED: Final = int(Reason.PINNED)
 _REQUESTED: Final = int(Reason.REQUESTED)
@@ -70,6 +71,8 @@ class Router:
             name for name in (*ORDER[:-1], *others, "cpu") if name in self.installed
         )
         pool.watcher = self
+        # Chooses by estimates and the protocol, once it is up.
+        self.board: Switchboard | None = None
 
     def check(self, wanted: tuple[str, ...], *, strict: bool) -> tuple[str, ...]:
         """The backends that a session may use, in order of preference: the wanted ones, and
@@ -140,6 +143,8 @@ class Router:
         is up or can be started; the futures are those of the loads. Does not block."""
         session.targets = self.targets(session)
         session.routes.clear()
+        if self.board is not None:
+            session.seat = self.board.seat(session)
         loads: list[asyncio.Future[Any]] = []
         for target in session.targets:
             session.lanes.add(target.lane)
@@ -170,8 +175,22 @@ class Router:
 
     # Requests.
 
-    def route(self, session: Session, request: Request) -> Lane:
-        """The lane for a request; sets its reason and precision. Does not block."""
+    def route(self, session: Session, request: Request) -> Lane | None:
+        """The lane for a request; sets its reason and precision. None where no backend may have
+        it now. Does not block."""
+        seat = session.seat
+        if seat is not None and self.board is not None and seat.rows:
+            row = self.board.choose(session, seat, request)
+            if row is None:
+                return None
+
+            target = row.target
+            request.precision = target.precision
+            if target.pair is None and request.priority != session.options.priority:
+                return self._pool.lane(session.peer.uid, "cpu", request.priority)
+
+            return target.lane
+
         known = session.routes.get(request.priority)
         if known is None:
             known = session.routes[request.priority] = self._choose(session, request.priority)
@@ -207,6 +226,14 @@ class Router:
         if session.model.state or session.ended:
             return None
 
+        if session.seat is not None and self.board is not None:
+            row = self.board.elsewhere(session, session.seat, request, lane)
+            if row is None:
+                return None
+
+            request.precision = row.target.precision
+            return row.target.lane
+
         for target in session.targets:
             tried = request.tried >> target.lane.number & 1
             if target.lane is not lane and not tried and target.is_warm(session):
@@ -214,6 +241,30 @@ class Router:
                 return target.lane
 
         return None
+
+
+    # What became of them.
+
+    def answered(self, lane: Lane, request: Request, run_ns: int, now_ns: int) -> None:
+        if self.board is not None:
+            self.board.answered(lane, request, run_ns, now_ns)
+
+    def failed(self, lane: Lane, request: Request, domain: int, code: int) -> None:
+        if self.board is not None:
+            self.board.failed(lane, request, domain, code)
+
+    def died(self, lane: Lane, request: Request, reason: str) -> None:
+        if self.board is not None:
+            self.board.died(lane, request, reason)
+
+    def ended(self, session: Session) -> None:
+        """A session is over."""
+        if self.board is not None:
+            self.board.drop_session(session)
+
+    def retry_after_ms(self, session: Session) -> int:
+        """When a session that has no backend now may have one."""
+        return self.board.retry_after_ms(session) if self.board is not None else 0
 
 
 def _not_ready(model: Model, backends: tuple[str, ...], pairs: list[Pair]) -> SwitchgearError:

@@ -8,7 +8,7 @@ import importlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +17,7 @@ import switchgear
 from switchgear.backends import driver_caches, registry
 from switchgear.daemon import reload, status, warming
 from switchgear.daemon.config import Configuration
+from switchgear.daemon.events import Events
 from switchgear.daemon.instances import Instances
 from switchgear.daemon.interface import Interface
 from switchgear.daemon.jobs import Job, Jobs
@@ -32,15 +33,23 @@ from switchgear.daemon.sessions import Sessions
 from switchgear.daemon.telemetry.metrics import Metrics
 from switchgear.daemon.validation import Validation
 from switchgear.daemon.varlink_server import Peer, Server
-from switchgear.ipc.errors import BadConfiguration, DriverError, ShuttingDown, UnknownModel
+from switchgear.ipc.errors import (
+    BadConfiguration,
+    DriverError,
+    NoBackend,
+    ShuttingDown,
+    UnknownModel,
+)
 from switchgear.ipc.process import raise_descriptor_limit, set_not_dumpable
 from switchgear.ipc.record import Priority
 
 if TYPE_CHECKING:
     from switchgear.daemon.fingerprinting import Fingerprinting
     from switchgear.daemon.pair import Pair
+    from switchgear.daemon.switchboard.operation import Operation
 
 FINGERPRINTING: Final = "switchgear.daemon.fingerprinting"
+SWITCHBOARD: Final = "switchgear.daemon.switchboard.operation"
 # Of the stop's limit, the share in which running requests may end.
 DRAIN_SHARE: Final = 0.5
 DRAIN_CHECK_S: Final = 0.01
@@ -107,13 +116,16 @@ class Service:
             instances,
             self.pool,
             cache_dir / "models",
-            self.preparing.model_loaded,
+            self._model_is_loaded,
+            self._model_is_gone,
         )
         self.sessions = Sessions(limits, self.models, self.pool, self.router)
         self.metrics = Metrics(self)
         self.sessions.meter = self.metrics.requests.meter
         self.residents = Residents(self.models, self.jobs)
         self._proof_failed = False
+        self.operation: Operation | None = None
+        self.events = Events()
         self._announcer = Announcer(Notifier.from_environment(os.environ), self.condition)
         self._reloads = asyncio.Lock()
         self._state_dir = state_dir
@@ -219,9 +231,12 @@ class Service:
         """Prepares a model on these backends (default: all), before what else is queued.
 
         :raises UnknownBackend: one of them is not installed.
+        :raises NoBackend: the configuration wants none but the CPU.
         :raises QuotaExceeded: the user has too many running jobs.
         """
         self.router.check(backends, strict=True)
+        if not self.preparing.enabled:
+            raise NoBackend("nothing but the CPU serves: prepare.enabled is false")
 
         async def work(job: Job) -> dict[str, object]:
             await self.preparing.follow_all(
@@ -321,8 +336,39 @@ class Service:
             self.preparing.begin()
             fingerprinting.begin()
 
-    def _pair_is_ready(self, model: Model, _pair: Pair) -> None:
+        await self._start_switchboard()
+
+    async def _start_switchboard(self) -> None:
+        """Once it is known which backends run here. Imported late, as above."""
+        module = await asyncio.to_thread(importlib.import_module, SWITCHBOARD)
+        await self.preparing.proven()
+        self.operation = module.Operation(
+            self._configuration, self._state_dir, self.pool, self.models, self.events.tell
+        )
+        identities: dict[str, Mapping[str, str]] = {"cpu": {}}
+        for name, facts in self.preparing.backends.items():
+            if facts.state == "present":
+                identities[name] = facts.identity
+
+        self.router.board = await self.operation.start(identities)
+        for session in self.sessions.all():
+            self.router.refresh(session)
+
+    def _model_is_loaded(self, model: Model) -> None:
+        if self.router.board is not None:
+            self.router.board.add_model(model)
+
+        self.preparing.model_loaded(model)
+
+    def _model_is_gone(self, model: Model) -> None:
+        if self.router.board is not None:
+            self.router.board.drop_model(model.digest)
+
+    def _pair_is_ready(self, model: Model, pair: Pair) -> None:
         """Its sessions may use it from now on; their workers load it first."""
+        if self.router.board is not None:
+            self.router.board.add_pair(model, pair)
+
         for session in self.sessions.all():
             if session.model is model:
                 self.router.refresh(session)
@@ -368,6 +414,9 @@ class Service:
             self._fingerprinting.result().stop()
 
         await self.preparing.stop()
+        if self.operation is not None:
+            await self.operation.stop()
+
         for session in self.sessions.all():
             session.accepting = False
 

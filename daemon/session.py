@@ -27,6 +27,7 @@ from switchgear.ipc.errors import (
     Busy,
     Cancelled,
     DeadlineExceeded,
+    NoBackend,
     ShuttingDown,
     SlotBusy,
     StateLost,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from switchgear.daemon.lane import Lane
     from switchgear.daemon.models import Model
     from switchgear.daemon.router import Target
+    from switchgear.daemon.switchboard.place import Seat
     from switchgear.daemon.telemetry.requests import Meter
     from switchgear.daemon.varlink_server import Peer
 
@@ -73,7 +75,8 @@ _OF_REQUEST: Final = Slot.REQUEST
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the client chose at OpenSession. `precision` is the lowest one it wants, empty for
-    any that was checked but INT4."""
+    any that was checked; INT4 is used by itself only where an NPU refuses the model. `policy`
+    is empty for the daemon's own, the limits are 0 for the model's own."""
 
     slots: int
     on_busy: str
@@ -81,6 +84,9 @@ class Options:
     backends: tuple[str, ...]
     strict: bool
     precision: str = ""
+    policy: str = ""
+    slow_ms: float = 0.0
+    recover_ms: float = 0.0
 
 
 class Session:
@@ -96,7 +102,8 @@ class Session:
         layout_json: dict[str, object],
         output_slots: int,
         arena_bytes: int,
-        route: Callable[[Session, Request], Lane],
+        route: Callable[[Session, Request], Lane | None],
+        retry_after_ms: Callable[[Session], int],
         on_end: Callable[[Session], None],
     ) -> None:
         self.identity = identity
@@ -114,12 +121,15 @@ class Session:
         # precision.
         self.targets: tuple[Target, ...] = ()
         self.routes: dict[int, tuple[Lane, int, int]] = {}
+        # What the switchboard knows of it.
+        self.seat: Seat | None = None
         self.accepting = True
         self.deliver: Callable[[bytes | bytearray], None] = self._send
         # Counts what is answered; None where nobody wants to know.
         self.meter: Meter | None = None
         self._waits_when_busy = options.on_busy == "wait"
         self._route = route
+        self._retry_after_ms = retry_after_ms
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._inputs: list[Request | None] = [None] * options.slots
@@ -258,6 +268,10 @@ class Session:
             request.timer = self._loop.call_later(timeout_s, self._expired, request)
 
         lane = self._route(self, request)
+        if lane is None:
+            self.refuse(request, NoBackend, retry_after_ms=self._retry_after_ms(self))
+            return
+
         if self._waits_when_busy and lane in self.lanes:
             lane.submit(request)
         else:

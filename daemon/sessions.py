@@ -116,6 +116,7 @@ class Sessions:
             options.slots + spare,
             size,
             self._router.route,
+            self._router.retry_after_ms,
             self._ended,
         )
         self._next += 1
@@ -171,6 +172,7 @@ class Sessions:
 
     def _ended(self, session: Session) -> None:
         del self._sessions[session.identity]
+        self._router.ended(session)
         self.answered += session.answered
         self._give_back(session.peer.uid, session.arena_bytes, session.model, session.instance)
 

@@ -105,6 +105,9 @@ class WorkerProcess:
         self._loaded: dict[int, asyncio.Future[worker.Packet | Failure]] = {}
         self._bound: set[int] = set()
         self._probe: asyncio.Future[worker.Packet] | None = None
+        self._checks: dict[int, asyncio.Future[worker.Packet]] = {}
+        # Set once it has said hello, or will not.
+        self.spoken = asyncio.Event()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._sock, theirs = worker.pair()
         with theirs:
@@ -227,12 +230,22 @@ class WorkerProcess:
             self.kill(f"it takes no records: {error}")
 
     async def probe(self) -> worker.Packet:
-        """The backend's known-answer run; None of the packet's fields is trusted."""
-        if self._probe is None:
+        """The backend's known-answer run; none of the packet's fields is trusted."""
+        if self._probe is None or self._probe.done():
             self._probe = self._loop.create_future()
             self._send({"op": "probe"})
 
         return await asyncio.shield(self._probe)
+
+    async def check(self, instance: Instance, precision: int) -> worker.Packet:
+        """The run of a loaded instance's golden input, like `probe`."""
+        identity = in_precision(instance.identity, precision)
+        future = self._checks.get(identity)
+        if future is None:
+            future = self._checks[identity] = self._loop.create_future()
+            self._send({"op": "check", "instance": identity})
+
+        return await asyncio.shield(future)
 
     def _send(self, packet: worker.Packet, fds: list[int] | None = None) -> None:
         if self.state in ("ending", "ended"):
@@ -301,6 +314,7 @@ class WorkerProcess:
             self.engine = str(packet["engine"])
             self.engine_version = str(packet["engine_version"])
             self.state = "ready"
+            self.spoken.set()
             self._events.on_ready(self)
         elif operation == "absent":
             self.absent = Failure.from_packet(packet)
@@ -313,6 +327,10 @@ class WorkerProcess:
             log.warning("worker %s: %s", self.label, Failure.from_packet(packet))
         elif operation == "probed" and self._probe is not None and not self._probe.done():
             self._probe.set_result(packet)
+        elif operation == "checked":
+            check = self._checks.pop(int(packet["instance"]), None)
+            if check is not None and not check.done():
+                check.set_result(packet)
         else:
             raise ProtocolError(f"operation {operation!r}")
 
@@ -383,6 +401,11 @@ class WorkerProcess:
         if self._probe is not None and not self._probe.done():
             self._probe.set_result({"ok": False, "text": self.end_reason})
 
+        for check in self._checks.values():
+            if not check.done():
+                check.set_result({"ok": False, "text": self.end_reason})
+
+        self.spoken.set()
         self.ended.set_result(None)
         self._events.on_end(self)
 
