@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 
 # Rows that a watcher may be behind with: 2 s of 4000 requests a second.
 RING_ROWS: Final = 8192
-# Of a message's values (ipc.varlink.MAX_VALUES) rows take half, events and counters a third.
+# All of them together are less than a message's values may be (ipc.varlink.MAX_VALUES).
 ROWS_PER_ANSWER: Final = 512
-OTHERS_PER_ANSWER: Final = 256
+OTHERS_PER_ANSWER: Final = 128
+MAX_DETAILS: Final = 8
 MAX_WATCHERS: Final = 4
 # Names of sessions, lanes and models that one watcher is told.
 MAX_NAMES: Final = 4096
@@ -153,7 +155,10 @@ class Watcher:
             "time_ns": monotonic_ns(),
             "track": track,
             "name": name,
-            "details": {key: str(value)[:MAX_TEXT] for key, value in details.items()},
+            "details": {
+                key: str(value)[:MAX_TEXT]
+                for key, value in islice(details.items(), MAX_DETAILS)
+            },
         }
         self._events.append(event)
 
