@@ -541,7 +541,11 @@ def _headers() -> list[bytes]:
     # A product of dimensions that is 16 only when it overflows.
     dims = struct.pack("<8I", 2**31, 2**31, 4, 1, 1, 1, 1, 1)
     found.append(good[: entry + 2] + b"\x08\0" + good[entry + 4 : entry + 16] + dims)
-    return [*found, bytes(len(good))]
+    # Sound in itself, and larger than the tensor's room, or the arena.
+    large = [
+        pack_header(1, [SlotEntry("float32", (count,), 4 * count)]) for count in (5, 1 << 22)
+    ]
+    return [*found, *large, bytes(len(good))]
 
 
 def test_headers_that_do_not_fit(session: Opening, driver: Driver) -> None:
