@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from switchgear.daemon.routing.policies import LATE_WEIGHT
 from switchgear.daemon.routing.scores import MARGIN_SPREADS, Row, limit_for, scores_of
 from switchgear.ipc.record import Reason
 
@@ -39,6 +40,10 @@ _DEGRADED: Final = int(Reason.DEGRADED)
 _PROBE: Final = int(Reason.PROBE)
 _NO_REASON: Final = int(Reason.NONE)
 # The protocol's word for a pair that its backend refuses.
+# A shedding device is given more than its share where every other answer would be later than in
+# time, by this score: a millisecond of lateness.
+SHEDDING: Final = "shedding"
+OFF_TURN: Final = LATE_WEIGHT
 UNSUPPORTED_STATES: Final = frozenset({"degraded", "unsupported"})
 
 
@@ -123,7 +128,8 @@ class Context:
 
     `limit_ms` is its limit for an answer, 0 for none. `pinned` is the key where its state
     lives. `case_headroom_c` is the distance of the device's case to its limit, infinite where
-    that is not known; the owner keeps it up to date. `home` is where its requests usually go, since `home_since_s`.
+    that is not known; the owner keeps it up to date. `home` is where its requests usually go,
+    since `home_since_s`.
     """
 
     __slots__ = (
@@ -173,9 +179,10 @@ class Inputs(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """`index` of the row chosen, -1 for none; `hedge` of a second one; the home afterwards."""
+    """`chosen` is the index of a row, -1 for none, `hedge` that of a second one; the home is as it
+    is afterwards."""
 
-    index: int
+    chosen: int
     reason: int
     hedge: int
     home: str
@@ -192,7 +199,7 @@ def choose(
 ) -> Verdict:
     """Chooses among candidates (in a fixed order) and remembers the choice in `context`.
 
-    `request` names it in the ring. The verdict's index is -1 where no candidate is open.
+    `request` names it in the ring. The verdict's `chosen` is -1 where no candidate is open.
     """
     count = context.count = context.count + 1
     flags = REQUESTED if context.requested else 0
@@ -222,7 +229,7 @@ def choose(
     if verdict[0] >= 0:
         chosen = candidates[verdict[0]]
         if chosen.share < 1.0:
-            chosen.credit -= 1.0
+            chosen.credit = max(0.0, chosen.credit - 1.0)
 
     if ring is not None:
         ring.add(request, inputs, verdict)
@@ -252,8 +259,12 @@ def decide(inputs: Inputs, policy: Policy) -> Verdict:
         if score < all_score:
             all_best, all_score = index, score
 
-        if row[3] and score < best_score:
-            best, best_score = index, score
+        if row[3]:
+            if score < best_score:
+                best, best_score = index, score
+        elif row[4] == SHEDDING and score + OFF_TURN < best_score:
+            # Shedding is a forecast: it is no reason to be late.
+            best, best_score = index, score + OFF_TURN
 
         if row[0] == home:
             at_home = index
@@ -306,7 +317,7 @@ def _leave(
     better: bool,
 ) -> tuple[int, str, float]:
     """Home, which is open in part at least, against a better row: where this request goes, and
-    the home and its time afterwards. `better`: by enough, home's queue of this moment left out."""
+    the home and its time afterwards. `better`: by enough, home's queue of now left out."""
     row = rows[at_home]
     needs_ms = row[6] + row[8] + MARGIN_SPREADS * row[7]
     moves = rows[best][2] >= 1.0
@@ -333,7 +344,7 @@ def _leave(
 
 
 def _reason(rows: Sequence[Row], chosen: int, all_best: int) -> int:
-    if not rows[all_best][3]:
+    if not rows[all_best][3] and all_best != chosen:
         # What would have been chosen is closed.
         return _DEGRADED if rows[all_best][4] in UNSUPPORTED_STATES else _TRIPPED
 

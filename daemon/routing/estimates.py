@@ -14,7 +14,7 @@ MEMORY_FRAMES: Final = 16
 # that: a hiccup must not look like a slow device.
 CLIP_SPREADS: Final = 4.0
 CLIP_SHARE: Final = 0.1
-# So many cut frames in a row on the same side are no hiccup: the estimate jumps to their middle.
+# So many cut frames in a row on one side are no hiccup: the estimate jumps to their middle.
 JUMP_FRAMES: Final = 3
 # The spread of a pair that was seen once, as a share of its time.
 FIRST_SPREAD_SHARE: Final = 0.1
@@ -36,8 +36,8 @@ class ServiceEstimate:
     """A robust moving estimate of the run time of one pair (model, backend, precision, shapes).
 
     A moving mean whose outliers are cut, with the mean absolute deviation as its spread.
-    `median_ms` and `spread_ms` are the estimate, `cool_ms` the pace of the healthy device, `why`
-    says in words where a prior comes from.
+    `median_ms` and `spread_ms` are the estimate, `cool_ms` the pace of the healthy device;
+    `why` says in words where a prior comes from.
     """
 
     __slots__ = (
@@ -167,7 +167,7 @@ class LaneLoad:
 
 
 class EnergyEstimate:
-    """Energy of one inference in millijoules: measured, or modelled as busy power times time."""
+    """Energy of one inference in mJ: measured, or modelled as busy power times time."""
 
     __slots__ = ("_busy_w", "_measured_mj")
 

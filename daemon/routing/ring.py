@@ -18,7 +18,7 @@ DUMP_VERSION: Final = 1
 
 
 class Entry(NamedTuple):
-    """One decision: its number since the start, the request's, what went in and what came out."""
+    """One decision: its number since the start, the request's, what went in, what came out."""
 
     sequence: int
     request: int

@@ -27,10 +27,9 @@ class Row(NamedTuple):
 
     `key` names the pair's place (`vulkan/fp16`), `kind` its device's kind. `share` is the part
     of the requests that the protocol lets it have, `open` whether this one is among them,
-    `state` the protocol's word for it. Waits, service, spread and
-    switch are milliseconds, `energy_mj` per inference, `headroom_c` degrees to the device's
-    limit (infinite without a reading), `unseen_s` the time since its last measured run, infinite
-    for a prior.
+    `state` the protocol's word for it. Waits, service, spread and switch are milliseconds,
+    `energy_mj` is per inference, `headroom_c` degrees to the device's limit (infinite without a
+    reading), `unseen_s` the time since its last measured run (infinite for a prior).
     """
 
     key: str

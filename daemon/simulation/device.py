@@ -29,7 +29,7 @@ SENSOR_LOST_S: Final = 600.0
 
 
 class Device:
-    """The hardware. `tick` moves it on; `clocks`, `readings` and `temperatures_c` say how it is.
+    """The hardware. `tick` moves it on; `clocks`, `readings`, `temperatures_c` tell its state.
 
     A reading is None while its sensor is lost.
     """

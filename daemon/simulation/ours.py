@@ -6,144 +6,28 @@ import math
 import random
 from typing import TYPE_CHECKING, Final
 
+from switchgear.daemon.protocol.constants import Constants
 from switchgear.daemon.protocol.machine import Protocol
-from switchgear.daemon.protocol.reading import Reading
-from switchgear.daemon.protocol.topology import Device, PairKey, Topology
 from switchgear.daemon.routing.choice import Candidate, Context, choose
 from switchgear.daemon.routing.estimates import EnergyEstimate, LaneLoad, ServiceEstimate
 from switchgear.daemon.routing.policies import DEFAULT_POLICY, policy_of
 from switchgear.daemon.routing.ring import DecisionRing
-from switchgear.daemon.routing.trend import Trend
 from switchgear.daemon.simulation.device import SKIN
+from switchgear.daemon.simulation.driven import Driven, topology_of
 from switchgear.daemon.simulation.metrics import limit_of
-from switchgear.daemon.simulation.run import DEVICE_LOST, HUNG, UNSUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from switchgear.daemon.protocol.answers import Probe
+    from switchgear.daemon.protocol.topology import PairKey
     from switchgear.daemon.simulation.run import Frame, Simulation
-    from switchgear.daemon.simulation.scenario import Scenario
 
-MODEL: Final = "model"
 # How far the fingerprint's prior and its energy are off: standard deviations of a logarithm.
 # Ours: a prior from operations and bytes is rough, a fuel gauge is good to a few percent.
 PRIOR_ERROR: Final = 0.15
 ENERGY_ERROR: Final = 0.03
 # Runs of the known-answer check, which are measured before a pair serves.
 CHECK_RUNS: Final = 8
-_FAULTS: Final = {
-    UNSUPPORTED: ("error", "nnapi", 4),
-    DEVICE_LOST: ("device_lost", "vulkan", -4),
-    HUNG: ("hang", "signal", 9),
-}
-
-
-def pair_of(backend: str) -> PairKey:
-    if backend == "opencl_int4":
-        return PairKey(MODEL, "opencl", "int4")
-
-    return PairKey(MODEL, backend, "auto")
-
-
-def topology_of(scenario: Scenario, trip_mc: Mapping[str, int]) -> Topology:
-    """The devices and backends of a scenario as the protocol knows them."""
-    blocks = dict.fromkeys(model.device for model in scenario.backends.values())
-    backends = {
-        pair_of(name).backend: model.device for name, model in scenario.backends.items()
-    }
-    return Topology(
-        {
-            block: Device(block, trip_mc=trip_mc.get(block), is_cpu=block == "cpu")
-            for block in blocks
-        },
-        backends,
-    )
-
-
-class Driven:
-    """The protocol with its readings, probes and failures; a subclass chooses."""
-
-    def __init__(self, simulation: Simulation, protocol: Protocol) -> None:
-        self.protocol: Final = protocol
-        self._simulation = simulation
-        self._scenario = simulation.scenario
-        self._pairs = {name: pair_of(name) for name in self._scenario.backends}
-        self._names = {pair: name for name, pair in self._pairs.items()}
-        for pair in self._pairs.values():
-            protocol.add_pair(pair)
-
-        sensors = {sensor.node: name for name, sensor in self._scenario.sensors.items()}
-        self._sensors = {block: sensors.get(block, "") for block in simulation.device.blocks}
-        self._trends = {block: Trend() for block in self._sensors}
-        self._probing: dict[str, Probe] = {}
-        self._first_use = set(self._scenario.backends)
-
-    def finished(self, now_s: float, frame: Frame, run_ms: float) -> None:
-        if frame.is_probe:
-            self._answer(now_s, frame, good=True)
-            return
-
-        first = frame.backend in self._first_use
-        if first:
-            self._first_use.discard(frame.backend)
-
-        self.protocol.frame(self._pairs[frame.backend], run_ms, now_s, first_use=first)
-
-    def failed(self, now_s: float, frame: Frame, fault: str, run_ms: float) -> None:
-        if frame.is_probe:
-            self._answer(now_s, frame, good=False)
-            return
-
-        kind, domain, code = _FAULTS[fault]
-        pair = self._pairs[frame.backend]
-        if kind == "device_lost":
-            self.protocol.failure(pair, "device_lost", domain, code, now_s)
-        elif kind == "hang":
-            self.protocol.failure(pair, "hang", domain, code, now_s)
-        else:
-            self.protocol.failure(pair, "error", domain, code, now_s)
-
-    def restarted(self, now_s: float, backend: str) -> None:
-        self._first_use.add(backend)
-
-    def tick(self, now_s: float, readings: Mapping[str, float | None]) -> Iterable[str]:
-        protocol = self.protocol
-        for block, sensor in self._sensors.items():
-            protocol.reading(block, self._reading(block, readings.get(sensor), now_s), now_s)
-
-        busy = [
-            block for block, lane in self._simulation.lanes.items() if lane.running is not None
-        ]
-        wanted = []
-        for probe in protocol.tick(now_s, busy):
-            name = self._names.get(probe.pair) if probe.pair else probe.backend
-            if name is None:
-                name = probe.backend
-
-            self._probing[name] = probe
-            wanted.append(name)
-
-        return wanted
-
-    def _reading(self, block: str, temperature_c: float | None, now_s: float) -> Reading:
-        trend = self._trends[block]
-        if temperature_c is None:
-            trend.forget()
-            return Reading(None, "lost" if self._sensors[block] else "none")
-
-        trend.read(temperature_c, now_s)
-        return Reading(
-            round(trend.temperature_c * 1000.0),
-            "measured",
-            0.0,
-            trend.slope_c_per_s * 1000.0,
-        )
-
-    def _answer(self, now_s: float, frame: Frame, *, good: bool) -> None:
-        probe = self._probing.pop(frame.backend, None)
-        if probe is not None:
-            self.protocol.probe_result(probe.target, probe.lease, good, now_s)
 
 
 class Ours(Driven):
@@ -156,7 +40,12 @@ class Ours(Driven):
         trips = dict.fromkeys(simulation.device.blocks, trip_mc)
         super().__init__(
             simulation,
-            Protocol(None, topology_of(scenario, trips), seed, estimate=self._expected_ms),
+            Protocol(
+                Constants(failure_hold_s=10.0),
+                topology_of(scenario, trips),
+                seed,
+                estimate=self._expected_ms,
+            ),
         )
         self.ring: Final = DecisionRing()
         self._policy = policy_of(policy)
@@ -176,7 +65,7 @@ class Ours(Driven):
         self._look_at_lanes(now_s)
         candidates = self._usual
         policy = self._policy
-        if "opencl_int4" in self._candidates and self._degraded():
+        if "opencl_int4" in self._candidates and self.degraded():
             candidates = self._with_int4
 
         down = self._simulation.down
@@ -188,8 +77,8 @@ class Ours(Driven):
                 policy = self._least_energy
 
         verdict = choose(candidates, policy, self._context, now_s, self.ring, frame.number)
-        if verdict.index >= 0:
-            return candidates[verdict.index].key
+        if verdict.chosen >= 0:
+            return candidates[verdict.chosen].key
 
         # Every worker is starting again: the frame waits for the first of them.
         waiting = [
@@ -238,12 +127,6 @@ class Ours(Driven):
             estimate,
             EnergyEstimate(model.busy_w, energy_mj),
             self._loads[model.device],
-        )
-
-    def _degraded(self) -> bool:
-        return self.protocol.pair_state(self._pairs["opencl_int4"]).trial.phase in (
-            "running",
-            "passed",
         )
 
     def _expected_ms(self, pair: PairKey) -> float | None:

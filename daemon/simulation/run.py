@@ -208,7 +208,7 @@ class Simulation:
     def _next(self, now_s: float) -> None:
         """As fast as it goes: an answer brings the next frame."""
         if self.scenario.load.fps <= 0.0:
-            # A frame that fails at once must not bring the next one at the same moment for ever.
+            # What fails at once must not bring the next one at the same moment for ever.
             self._at(now_s + REFUSAL_S, _ARRIVAL, None)
 
     def _start(self, now_s: float, lane: Lane) -> None:

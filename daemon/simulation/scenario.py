@@ -188,7 +188,7 @@ def scenario_of(table: Mapping[str, Any], name: str) -> Scenario:
 
 
 class _Table:
-    """A TOML table that is asked for each of its keys; `close` refuses those nobody asked for."""
+    """A TOML table that is asked for each of its keys; `close` refuses the others."""
 
     def __init__(self, table: object, where: str) -> None:
         if not isinstance(table, dict):
@@ -241,7 +241,7 @@ class _Table:
         part = self.table(key, missing=missing)
         return [(name, part.table(name)) for name in tuple(part._left)]
 
-    def keys(self) -> Iterable[str]:
+    def names(self) -> Iterable[str]:
         return tuple(self._left)
 
     def close(self) -> None:
@@ -250,7 +250,7 @@ class _Table:
 
 
 def _node(part: _Table) -> Node:
-    couplings = [key for key in part.keys() if key.startswith(_COUPLING)]
+    couplings = [key for key in part.names() if key.startswith(_COUPLING)]
     if len(couplings) != 1:
         raise BadConfiguration(f"{part.where}: one {_COUPLING}NODE, not {len(couplings)}")
 
