@@ -69,6 +69,39 @@ def isolated(
     return Result(answers, done.returncode, done.stderr)
 
 
+def hangs_after(
+    count: int,
+    backend: str,
+    steps: list[list[Any]],
+    *,
+    options: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> bool:
+    """Whether it still runs a second after its answer number `count`; it is then killed."""
+    own = {name: value for name, value in os.environ.items() if name not in _OURS}
+    with subprocess.Popen(
+        [sys.executable, __file__, json.dumps([backend, dict(options or {}), steps])],
+        env={**own, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        answers = 0
+        for line in child.stdout:
+            answers += line.startswith(">")
+            if answers == count:
+                break
+
+        try:
+            child.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return answers == count
+
+        return False
+
+
 def inputs_of(info: ModelInfo, seed: int) -> dict[str, Array]:
     """Noise in the range of an image's pixels, or of the integer type; the same for a seed."""
     random = np.random.RandomState(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -81,6 +82,9 @@ class _Interpreters(CpuBackend):
         :raises DriverError: it cannot be opened or created, with its own reason.
         """
         try:
+            # First by ourselves: what the engine makes of a library that it cannot open
+            # complains once more when it is freed.
+            ctypes.CDLL(self._path).tflite_plugin_create_delegate  # noqa: B018
             return self._module.load_delegate(self._path, self._options)
         except OSError as error:
             raise self._not_opened(error) from None
