@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from typing import TYPE_CHECKING
@@ -282,3 +283,34 @@ def test_the_default_socket_is_that_of_the_python_client(
             driver.do("connect")
             pid = json.loads(driver.do("call", "GetInfo"))["pid"]
             assert pid == daemon.pid
+
+
+def test_the_rust_example_of_the_page(daemon: DaemonProcess, tmp_path: Path) -> None:
+    rustc = shutil.which("rustc")
+    if rustc is None:
+        pytest.skip("no rustc here: the example in docs/other-languages.md is not built")
+
+    page = (SOURCES.parent.parent / "docs" / "other-languages.md").read_text()
+    (code,) = re.findall(r"```rust\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "example.rs").write_text(code)
+    library = tmp_path / "libswitchgear.a"
+    unit = tmp_path / "switchgear.o"
+    for command in (
+        ["cc", "-std=c11", "-O1", "-c", str(SOURCES / "switchgear.c"), "-o", str(unit)],
+        ["ar", "rcs", str(library), str(unit)],
+        [rustc, "-D", "warnings", "-L", ".", "-l", "static=switchgear", "example.rs"],
+    ):
+        built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        if "no default" in built.stderr or "could not choose a version" in built.stderr:
+            pytest.skip("rustc is a shim without a toolchain")
+
+        assert built.returncode == 0, built.stderr
+
+    path = model_file(tmp_path, generate.identity((4,)))
+    done = subprocess.run(
+        [str(tmp_path / "example"), str(path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SWITCHGEAR_SOCKET": str(daemon.socket)},
+    )
+    assert (done.returncode, done.stdout) == (0, "cpu: [0.0, 1.0, 2.0, 3.0]\n"), done.stderr
