@@ -155,6 +155,7 @@ class Status(TypedDict):
     rss_mb: float
     problems: list[str]
     backends: list[BackendStatus]
+    devices: list[dict[str, Any]]
     workers: list[WorkerStatus]
     models: list[dict[str, Any]]
     sessions: list[SessionStatus]

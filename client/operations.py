@@ -45,6 +45,8 @@ from switchgear.ipc.record import NO_READING, Backend
 from switchgear.ipc.varlink import Descriptors
 from switchgear.ipc.worker import layout_from_json
 
+# False ends the watch.
+OnEvent = Callable[[dict[str, Any]], "bool | None"]
 OnProgress = Callable[[Progress], None]
 _END_STATES: Final = ("done", "failed", "cancelled")
 
@@ -106,6 +108,36 @@ class Operations:
     def describe(self, model: Model | str) -> Steps[Model]:
         answer = yield from self._call("DescribeModel", model=reference(model))
         return model_from_json(_field(answer, "model", dict))
+
+    def explain(self, last: int, session: int | None, request: int | None) -> Steps[list[Any]]:
+        parameters: dict[str, object] = {"last": last}
+        if session is not None:
+            parameters["session"] = session
+
+        if request is not None:
+            parameters["request"] = request
+
+        answer = yield from self._call("Explain", **parameters)
+        decisions: list[Any] = _field(answer, "decisions", list)
+        return decisions
+
+    def watch_events(self, on_event: OnEvent, timeout_s: float | None) -> Steps[None]:
+        yield from self.attach()
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        reply: Reply = yield Call("WatchEvents", {}, more=True, timeout_s=self.timeout_s)
+        while True:
+            for event in _field(reply.parameters, "events", list):
+                if on_event(event) is False:
+                    return
+
+            left_s = None if until is None else until - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return
+
+            try:
+                reply = yield Next(timeout_s=left_s)
+            except TimedOut:
+                return
 
     def unload_model(self, model: Model | str, force: bool) -> Steps[None]:
         yield from self._call("UnloadModel", model=reference(model), force=force)

@@ -22,6 +22,9 @@ class SessionOptions:
     input_shapes: Mapping[str, Sequence[int]] | None = None
     output_capacity_bytes: int | None = None
     precision: str = "auto"
+    policy: str | None = None
+    slow_ms: float | None = None
+    recover_ms: float | None = None
 
     def shapes(self) -> dict[str, list[int]] | None:
         if self.input_shapes is None:
@@ -36,6 +39,9 @@ class SessionOptions:
             "backends": None if self.backends is None else list(self.backends),
             "input_shapes": self.shapes(),
             "output_capacity_bytes": self.output_capacity_bytes,
+            "policy": self.policy,
+            "slow_ms": self.slow_ms,
+            "recover_ms": self.recover_ms,
         }
         return {
             "model": self.model,

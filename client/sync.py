@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from switchgear.client import forks
 from switchgear.client.control import Control
 from switchgear.client.models import Info, Model, Status
-from switchgear.client.operations import OnProgress, Operations, reference
+from switchgear.client.operations import OnEvent, OnProgress, Operations, reference
 from switchgear.client.options import SessionOptions
 from switchgear.client.paths import default_socket
 from switchgear.client.result import Result
@@ -153,6 +153,17 @@ class Client:
             )
         )
 
+    def explain(
+        self, last: int = 1, *, session: int | None = None, request: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Why the newest requests ran where they ran, the oldest first; `text` is in words."""
+        return self._run(self._operations.explain(last, session, request))
+
+    def watch_events(self, on_event: OnEvent, timeout_s: float | None = None) -> None:
+        """Calls `on_event` with what the protocol did last and does from now on (shedding,
+        tripped, degraded, recovering), until it returns False or the time is over."""
+        self._run(self._operations.watch_events(on_event, timeout_s))
+
     def unload_model(self, model: Model | str, force: bool = False) -> None:
         """Unloads a model; with `force` its sessions are ended.
 
@@ -186,6 +197,9 @@ class Client:
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         output_capacity_bytes: int | None = None,
         precision: str = "auto",
+        policy: str | None = None,
+        slow_ms: float | None = None,
+        recover_ms: float | None = None,
     ) -> Session:
         """Opens a session, in which at most `slots` requests are in flight.
 
@@ -196,7 +210,9 @@ class Client:
         fp16 or fp32; "auto" is any that was checked, but int4. `input_shapes`: sizes for the
         dimensions that the model leaves open; shapes that are new to the daemon are prepared
         first, which takes a while.
-        `output_capacity_bytes`: room for each output of unknown size.
+        `output_capacity_bytes`: room for each output of unknown size. `policy`:
+        max_performance, prefer_gpu, prefer_npu, prefer_cpu, max_efficiency or min_power.
+        `slow_ms`, `recover_ms`: this session's own limits of a frame.
 
         :raises BadShape: the model fixes a dimension that `input_shapes` changes.
         :raises UnknownModel: no such model is loaded.
@@ -211,6 +227,9 @@ class Client:
             input_shapes,
             output_capacity_bytes,
             precision,
+            policy,
+            slow_ms,
+            recover_ms,
         )
         operations = self._operations
         core, sock = self._run(operations.open_session(options))

@@ -74,6 +74,7 @@ class LimitsSection(_Section):
     memory_models_mib_per_user: Positive = 256
     store_mib: Positive = 8192
     queue: Annotated[Integer, Field(ge=1, le=65536)] = 256
+    queue_per_user: Annotated[Integer, Field(ge=1, le=65536)] = 192
     instances_per_model: Positive = 8
     instances_mib: Positive = 512
 

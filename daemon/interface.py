@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
+from switchgear.daemon import insight
 from switchgear.daemon.jobs import Job
 from switchgear.daemon.local import infer
 from switchgear.daemon.pair import ORDER_OF_PRECISIONS
 from switchgear.daemon.parameters import InvalidParameter, Parameters
+from switchgear.daemon.routing.policies import POLICIES
 from switchgear.daemon.session import Options
 from switchgear.daemon.sessions import attach_socket
 from switchgear.daemon.varlink_server import INTERFACE, Call
-from switchgear.ipc.errors import PermissionDenied, ProtocolError, ShuttingDown
+from switchgear.ipc.errors import BadRequest, PermissionDenied, ProtocolError, ShuttingDown
 from switchgear.ipc.record import RECORD_VERSION, Priority
 from switchgear.ipc.worker import MAX_SLOTS, spec_to_json
 
@@ -54,6 +56,18 @@ MAX_TUNE_S: Final = 86400
 DEFAULT_SLOTS: Final = 2
 MAX_OUTPUT_BYTES: Final = 1 << 30
 
+MAX_LIMIT_MS: Final = 3_600_000.0
+
+
+class Where(TypedDict):
+    """The options of a session that say where it runs."""
+
+    backends: tuple[str, ...]
+    strict: bool
+    precision: str
+    policy: str
+
+
 Method = Callable[[Call, Parameters], Awaitable[None]]
 
 
@@ -86,6 +100,9 @@ class Interface:
             f"{INTERFACE}.UnloadModel": self._unload_model,
             f"{INTERFACE}.OpenSession": self._open_session,
             f"{INTERFACE}.Infer": self._infer,
+            f"{INTERFACE}.Explain": self._explain,
+            f"{INTERFACE}.WatchEvents": self._watch_events,
+            f"{INTERFACE}.Operate": self._operate,
             f"{INTERFACE}.GetFingerprint": self._get_fingerprint,
             f"{INTERFACE}.RunFingerprint": self._run_fingerprint,
         }
@@ -258,14 +275,21 @@ class Interface:
         slots = parameters.optional_integer("slots", DEFAULT_SLOTS, 1, MAX_SLOTS)
         on_busy = parameters.choice("on_busy", "wait", ON_BUSY)
         priority = PRIORITIES[parameters.choice("priority", "normal", PRIORITIES)]
-        backends, strict, precision = self._backends(parameters)
+        where = self._backends(parameters)
+        slow_ms = parameters.optional_real("slow_ms", 0.0, MAX_LIMIT_MS)
+        recover_ms = parameters.optional_real("recover_ms", 0.0, MAX_LIMIT_MS)
         shapes = parameters.shapes("input_shapes")
         capacity = parameters.optional_integer(
             "output_capacity_bytes", None, 1, MAX_OUTPUT_BYTES
         )
         parameters.done()
         options = Options(
-            slots or DEFAULT_SLOTS, on_busy, priority, backends, strict, precision
+            slots or DEFAULT_SLOTS,
+            on_busy,
+            priority,
+            **where,
+            slow_ms=slow_ms,
+            recover_ms=recover_ms,
         )
         opened = await service.sessions.open(call.peer, model, options, shapes, capacity)
         session = opened.session
@@ -290,27 +314,69 @@ class Interface:
             }
             call.reply(reply, [client_end.fileno(), session.arena_fd])
 
-    def _backends(self, parameters: Parameters) -> tuple[tuple[str, ...], bool, str]:
-        """Where a session may run: the backends, whether only there, the lowest precision."""
+    def _backends(self, parameters: Parameters) -> Where:
+        """Where a session may run, and by which policy."""
         wanted = parameters.strings("backends")
         strict = parameters.boolean("strict")
         lowest = parameters.choice("precision", "auto", PRECISIONS)
-        backends = self._service.router.check(wanted, strict=strict)
-        return backends, strict, "" if lowest == "auto" else lowest
+        policy = parameters.optional_string("policy") or ""
+        if policy and policy not in POLICIES:
+            raise BadRequest(f"no policy {policy[:64]!r}; there is {', '.join(POLICIES)}")
+
+        return {
+            "backends": self._service.router.check(wanted, strict=strict),
+            "strict": strict,
+            "precision": "" if lowest == "auto" else lowest,
+            "policy": policy,
+        }
 
     async def _infer(self, call: Call, parameters: Parameters) -> None:
         service = self._serving()
         model = service.models.resolve(parameters.string("model"), call.peer.uid)
         values = parameters.values("inputs")
         timeout_us = parameters.optional_integer("timeout_us", 0, 0, 2**53)
-        backends, strict, precision = self._backends(parameters)
+        where = self._backends(parameters)
         parameters.done()
-        options = Options(1, "wait", Priority.NORMAL, backends, strict, precision)
+        options = Options(1, "wait", Priority.NORMAL, **where)
         opened = await service.sessions.open(call.peer, model, options, {}, None)
         try:
             call.reply(await infer(opened, values, timeout_us or 0))
         finally:
             opened.session.end()
+
+    async def _explain(self, call: Call, parameters: Parameters) -> None:
+        last = parameters.optional_integer("last", 1, 1, insight.MAX_DECISIONS)
+        session = parameters.optional_integer("session", None, 0, 2**32 - 1)
+        request = parameters.optional_integer("request", None, 0, 2**63 - 1)
+        parameters.done()
+        uid = call.peer.uid
+        found = insight.decisions(self._service, uid, last or 1, session, request)
+        call.reply({"decisions": found})
+
+    async def _watch_events(self, call: Call, parameters: Parameters) -> None:
+        parameters.done()
+        events = self._service.events
+        if not call.more:
+            call.reply({"events": list(events.last), "lost": 0})
+            return
+
+        with events.subscribe() as subscription:
+            call.reply({"events": list(events.last), "lost": 0}, continues=True)
+            while True:
+                event = await subscription.next()
+                lost, subscription.lost = subscription.lost, 0
+                call.reply({"events": [event], "lost": lost}, continues=True)
+
+    async def _operate(self, call: Call, parameters: Parameters) -> None:
+        level = parameters.choice("level", "backend", insight.LEVELS)
+        name = parameters.string("name")
+        word = parameters.choice("word", "auto", insight.WORDS)
+        parameters.done()
+        if not self._service.is_operator(call.peer.uid):
+            raise PermissionDenied("only root and the daemon's own user operate devices")
+
+        insight.operate(self._service, level, name, word)
+        call.reply({})
 
     async def _get_fingerprint(self, call: Call, parameters: Parameters) -> None:
         form = parameters.optional_string("format")

@@ -26,7 +26,15 @@ from switchgear.ipc.errors import (
     StateLost,
     WorkerDied,
 )
-from switchgear.ipc.record import ID, ID_OFFSET, RUN_NS, RUN_OFFSET, STATUS, STATUS_OFFSET, Reason
+from switchgear.ipc.record import (
+    ID,
+    ID_OFFSET,
+    RUN_NS,
+    RUN_OFFSET,
+    STATUS,
+    STATUS_OFFSET,
+    Reason,
+)
 from switchgear.ipc.record import Backend as BackendNumber
 
 if TYPE_CHECKING:
@@ -56,10 +64,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LaneSettings:
-    """`options` go to the worker; the limits are seconds and requests."""
+    """`options` go to the worker; the limits are seconds and requests, `user_limit` those of
+    one user that may wait."""
 
     options: Mapping[str, Any]
     queue_limit: int
+    user_limit: int
     hang_s: float
     start_s: float
 
@@ -211,7 +221,10 @@ class Lane:
             request.session.refuse(request, NoBackend)
         elif (wait_s := self.restart_wait_s()) > RESTART_PATIENCE_S:
             request.session.refuse(request, NoBackend, retry_after_ms=int(wait_s * 1000))
-        elif len(self._queue) >= self._settings.queue_limit:
+        elif (
+            len(self._queue) >= self._settings.queue_limit
+            or self._queue.of_user(request.session.peer.uid) >= self._settings.user_limit
+        ):
             request.session.refuse(request, Busy, retry_after_ms=self.retry_after_ms())
         else:
             self._queue.push(request)

@@ -67,6 +67,23 @@ class Parameters:
 
         return value
 
+    def optional_real(self, name: str, default: float, high: float) -> float:
+        """A number from 0 to `high`, with or without a fraction.
+
+        :raises BadRequest: it is out of its range.
+        """
+        value = self._take(name, object, required=False)
+        if value is None:
+            return default
+
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidParameter(name)
+
+        if not 0 <= value <= high:
+            raise BadRequest(f"{name} is 0 to {high:g}, not {value}")
+
+        return float(value)
+
     def boolean(self, name: str) -> bool:
         """An optional boolean; false when it is not given."""
         return bool(self._take(name, bool, required=False))

@@ -61,6 +61,7 @@ class Pool:
         return LaneSettings(
             self._configuration.backend_options(backend),
             self._configuration.limits.queue,
+            self._configuration.limits.queue_per_user,
             workers.hang_s,
             workers.start_s,
         )
@@ -75,8 +76,9 @@ class Pool:
             "affinity": list(cpu.affinity),
         }
         workers = self._configuration.workers
+        limits = self._configuration.limits
         return LaneSettings(
-            options, self._configuration.limits.queue, workers.hang_s, workers.start_s
+            options, limits.queue, limits.queue_per_user, workers.hang_s, workers.start_s
         )
 
     def lanes(self) -> list[Lane]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from switchgear.daemon import insight
 from switchgear.ipc.process import rss_mb
 from switchgear.ipc.record import Priority
 
@@ -25,6 +26,7 @@ def collect(service: Service, peer: Peer) -> dict[str, Any]:
         "rss_mb": rss_mb(),
         "problems": list(service.problems),
         "backends": backend_states(service),
+        "devices": insight.devices(service),
         "workers": [
             _worker(lane) for lane in service.pool.lanes() if sees_all or lane.group == group
         ],

@@ -104,7 +104,7 @@ def fake_model(*, state: bool = False) -> Any:
 
 
 def new_lane(queue_limit: int = 4) -> Lane:
-    settings = LaneSettings({}, queue_limit, hang_s=1000.0, start_s=1000.0)
+    settings = LaneSettings({}, queue_limit, queue_limit, hang_s=1000.0, start_s=1000.0)
     return Lane("cpu", "interactive", "0", settings)
 
 

@@ -235,6 +235,13 @@ def test_replies_have_the_declared_fields_and_types(parsed: Any, daemon: DaemonP
             + {0: "", 1: "AA==", 2: "AAA="}[spec["capacity_bytes"] % 3],
         }
         checked.call("Infer", model="model", inputs={spec["name"]: value})
+        while not checked.call("GetStatus")["devices"]:
+            pass
+
+        checked.call("WatchEvents")
+        checked.call("Operate", level="backend", name="cpu", word="auto")
+        checked.call("Infer", model="model", inputs={spec["name"]: value})
+        checked.call("Explain", last=2)
         checked.call("UnloadModel", model="model", force=True)
 
     assert checked.seen == set(members(parsed, _Method)) - ELSEWHERE

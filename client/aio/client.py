@@ -14,7 +14,7 @@ from switchgear.client import forks
 from switchgear.client.aio.control import AsyncControl
 from switchgear.client.aio.session import Session
 from switchgear.client.models import Info, Model, Status
-from switchgear.client.operations import OnProgress, Operations, reference
+from switchgear.client.operations import OnEvent, OnProgress, Operations, reference
 from switchgear.client.options import SessionOptions
 from switchgear.client.paths import default_socket
 from switchgear.client.result import Result
@@ -138,6 +138,17 @@ class Client:
             )
         )
 
+    async def explain(
+        self, last: int = 1, *, session: int | None = None, request: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Why the newest requests ran where they ran, the oldest first; `text` is in words."""
+        return await self._run(self._operations.explain(last, session, request))
+
+    async def watch_events(self, on_event: OnEvent, timeout_s: float | None = None) -> None:
+        """Calls `on_event` with what the protocol did last and does from now on (shedding,
+        tripped, degraded, recovering), until it returns False or the time is over."""
+        await self._run(self._operations.watch_events(on_event, timeout_s))
+
     async def unload_model(self, model: Model | str, force: bool = False) -> None:
         """Unloads a model; with `force` its sessions are ended."""
         await self._run(self._operations.unload_model(model, force))
@@ -168,6 +179,9 @@ class Client:
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         output_capacity_bytes: int | None = None,
         precision: str = "auto",
+        policy: str | None = None,
+        slow_ms: float | None = None,
+        recover_ms: float | None = None,
     ) -> Session:
         """Opens a session; parameters and errors as with the blocking client."""
         options = SessionOptions(
@@ -180,6 +194,9 @@ class Client:
             input_shapes,
             output_capacity_bytes,
             precision,
+            policy,
+            slow_ms,
+            recover_ms,
         )
         operations = self._operations
         core, sock = await self._run(operations.open_session(options))

@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "model": "load, list, check or unload models",
     "prewarm": "compile and check models on every backend now, and fill the caches",
     "infer": "run a model once on an image or on .npy files",
+    "explain": "why a request ran where it ran",
     "bench": "latency through the daemon beside in-process",
     "fingerprint": "measure this device; show, dump or compare what was measured",
     "doctor": "what is missing on this machine, and the command that fixes it",

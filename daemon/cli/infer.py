@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from switchgear.daemon.cli import inputs, models
+from switchgear.daemon.cli import explain, inputs, models
 from switchgear.daemon.cli.command import (
     DONE,
     CommandError,
@@ -84,6 +84,8 @@ def add_parser(subparsers: Subparsers) -> None:
         default="auto",
         help="the lowest that may be used; auto: any that was checked, but int4",
     )
+    parser.add_argument("--policy", help="such as max_performance or min_power")
+    parser.add_argument("--explain", action="store_true", help="why it ran where it ran")
     parser.add_argument(
         "--top", type=int, metavar="N", help="the N largest of outputs of over 10 values"
     )
@@ -107,15 +109,16 @@ def run(options: argparse.Namespace) -> int:
             model.inputs, options.input, options.image, options.scale, zeros=options.zeros
         )
         result = _infer(client, model, values, options)
+        reasons = client.explain(1) if options.explain else []
 
     for name, path in targets.items():
         _save(path, result[name])
 
     report = _report(model, result, options.top)
     if options.json:
-        print_json(report)
+        print_json({**report, "explain": reasons} if reasons else report)
     else:
-        print("\n".join(_lines(report)))
+        print("\n".join([*_lines(report), *(explain.in_words(each) for each in reasons)]))
 
     return DONE
 
@@ -145,6 +148,7 @@ def _infer(
         strict=options.strict,
         input_shapes=chosen or None,
         precision=options.precision,
+        policy=options.policy,
     ) as session:
         return session.run(values, copy=True)
 

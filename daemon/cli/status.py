@@ -84,6 +84,8 @@ def faults(status: Status, figures: Figures | None = None) -> list[str]:
     found += [
         f"{backend['name']} is {backend['state']}: {backend['reason']}"
         for backend in status["backends"]
+        # A device that this machine does not have is no fault.
+        if backend["state"] not in ("ready", "absent", "off") or backend["name"] == "cpu"
         if backend["state"] != "ready"
     ]
     found += breaker_faults(figures) if figures is not None else []
@@ -110,7 +112,7 @@ def headline(status: Status, figures: Figures | None = None) -> str:
         lead = "serves, but" if serves(status) else "NOT FINE"
         return cut(f"{lead}: {found[0]}{more}")
 
-    ready = ", ".join(backend["name"] for backend in status["backends"])
+    ready = ", ".join(b["name"] for b in status["backends"] if b["state"] == "ready")
     return cut(
         f"fine: serving for {duration_text(status['uptime_s'])} on {ready};"
         f" {amount(len(status['models']), 'model')},"
@@ -131,6 +133,10 @@ def render(status: Status, figures: Figures | None = None) -> str:
         cut(f"  {backend['name']:<8} {backend['state']:<9} {backend['reason']}")
         for backend in status["backends"]
     ]
+    if status["devices"]:
+        parts.append("\ndevices")
+        parts.append(_devices(status))
+
     parts.append("\nworkers" if status["workers"] else "\nworkers: none")
     if status["workers"]:
         parts.append(_workers(status))
@@ -160,6 +166,22 @@ def render(status: Status, figures: Figures | None = None) -> str:
         wrap(f"{name.replace('_', ' ')} {value}" for name, value in status["counters"].items())
     )
     return "\n".join(parts)
+
+
+def _devices(status: Status) -> str:
+    rows = []
+    for device in status["devices"]:
+        temperature = device.get("temperature_c")
+        reading = device["reading"]
+        told = "no sensor" if reading == "none" else f"sensor {reading}"
+        if temperature is not None:
+            told = f"{temperature:.1f} C" + ("" if reading == "measured" else f" ({reading})")
+
+        limits = f"{device['recover_c']:g} / {device['trip_c']:g} C ({device['limit_source']})"
+        used_by = ", ".join(device["backends"])
+        rows.append((device["name"], device["state"], told, limits, used_by))
+
+    return table(("DEVICE", "STATE", "TEMPERATURE", "RECOVER / TRIP", "USED BY"), rows)
 
 
 def _workers(status: Status) -> str:

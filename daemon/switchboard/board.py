@@ -6,6 +6,7 @@ Made once it is known which backends run here; until then the router's fixed ord
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 # What a part draws while it is busy, in watts, where nothing measures it: shapes follow the
 # field report (an NPU takes 40 % less energy than a GPU for the same work).
 BUSY_W: Final = {"cpu": 4.0, "gpu": 6.0, "npu": 2.5}
-# A CPU estimate before the first frame: the run of the model's own trial.
+KEPT_OWNERS: Final = 4096
 _LOW: Final = int(Priority.BATCH)
 _DEGRADED: Final = int(Reason.DEGRADED)
 # Codes that say that the device is gone, by domain.
@@ -70,6 +71,8 @@ class Switchboard:
         self._busy_w = {**BUSY_W, **configuration.routing.busy_w}
         self._places: dict[PairKey, Place] = {}
         self._headroom_c: dict[str, float] = {}
+        # Whose session has which number, the newest ones.
+        self._owners: OrderedDict[int, int] = OrderedDict()
         self._devices = {backend: part.name for backend, part in self.parts.items()}
 
     # Pairs.
@@ -125,6 +128,10 @@ class Switchboard:
                 session.identity, options.slow_ms or None, options.recover_ms or None
             )
 
+        self._owners[session.identity] = session.peer.uid
+        if len(self._owners) > KEPT_OWNERS:
+            self._owners.popitem(last=False)
+
         known = session.seat
         context = known.context if known is not None else Context()
         context.requested = len(options.backends) == 1
@@ -132,6 +139,10 @@ class Switchboard:
         policy = policy_of(options.policy) if options.policy else self._default_policy
         wants_int4 = options.precision == "int4"
         return Seat(rows, policy, context, limits, wants_int4=wants_int4)
+
+    def owner_of(self, session: int) -> int | None:
+        """The user of a session by its number, though it may have ended."""
+        return self._owners.get(session)
 
     def drop_session(self, session: Session) -> None:
         if session.seat is not None and session.seat.limits is not None:
@@ -319,6 +330,10 @@ class Switchboard:
         own = self.protocol.people_state(Target("backend", backend))
         device = self.protocol.people_state(Target("device", self._devices[backend]))
         return own if own != "normal" else device
+
+    def device_state(self, device: str) -> str:
+        """Of a device by its name, in the words people know."""
+        return self.protocol.people_state(Target("device", device))
 
     def pair_state(self, digest: str, backend: str, precision: str) -> str:
         key = PairKey(digest, backend, precision)
