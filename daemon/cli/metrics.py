@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import math
 from contextlib import closing
-from typing import Any, Final
+from typing import Any
 
-from switchgear.client.control import Control
-from switchgear.client.paths import default_socket
-from switchgear.daemon.cli.command import DONE, Subparsers, add_command, add_socket, print_json
-from switchgear.daemon.telemetry.exposition import parse
+from switchgear.daemon.cli.command import (
+    DONE,
+    Subparsers,
+    UsageError,
+    add_command,
+    add_socket,
+    print_json,
+)
+from switchgear.daemon.cli.metrics_answer import metrics_text, reach, read
 from switchgear.daemon.telemetry.families import Distribution, Family
-from switchgear.ipc.errors import ProtocolError
-
-ANSWER_LIMIT_S: Final = 10.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -23,12 +26,21 @@ def add_parser(subparsers: Subparsers) -> None:
         run,
         "what the daemon counts: requests, latencies, breakers, temperatures",
         "switchgear metrics",
-        "switchgear metrics --json",
+        "switchgear metrics --otlp http://127.0.0.1:4318/v1/metrics",
+    )
+    parser.add_argument(
+        "--otlp", metavar="URL", help="send them to an OpenTelemetry collector until Ctrl-C"
+    )
+    parser.add_argument(
+        "--every", type=float, default=10.0, metavar="S", help="seconds, default 10"
     )
     add_socket(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.otlp:
+        return _send(options)
+
     with closing(reach(options.socket)) as control:
         text = metrics_text(control)
 
@@ -40,37 +52,22 @@ def run(options: argparse.Namespace) -> int:
     return DONE
 
 
-def reach(socket: str | None) -> Control:
-    """A connection to the daemon on that socket, or on the usual one; the caller closes it.
+def _send(options: argparse.Namespace) -> int:
+    # Its packages take a second to import, and are an extra.
+    from switchgear.daemon.cli.metrics_otlp import Sender, follow
 
-    :raises NotRunning: no daemon answers.
-    :raises PermissionDenied: this user may not connect.
-    """
-    return Control(socket or default_socket(), ANSWER_LIMIT_S)
+    if not (math.isfinite(options.every) and options.every > 0):
+        raise UsageError("--every needs a time in seconds above 0")
 
+    if not options.otlp.startswith(("http://", "https://")):
+        raise UsageError("--otlp needs a URL, http:// or https://")
 
-def metrics_text(control: Control) -> str:
-    """The daemon's metrics as Prometheus text; blocks.
-
-    :raises SwitchgearError: what the daemon answered, or that it went away.
-    """
-    reply = control.call("GetMetrics", timeout_s=ANSWER_LIMIT_S)
-    text = reply.parameters.get("text")
-    if not isinstance(text, str):
-        raise ProtocolError("GetMetrics answered no text")
-
-    return text
-
-
-def read(text: str) -> list[Family]:
-    """The families of a daemon's answer.
-
-    :raises ProtocolError: it is of another format.
-    """
     try:
-        return parse(text)
-    except ValueError as error:
-        raise ProtocolError(f"the daemon's metrics cannot be read: {error}") from None
+        follow(Sender(options.socket, options.otlp), options.every)
+    except KeyboardInterrupt:
+        pass
+
+    return DONE
 
 
 def family_json(family: Family) -> dict[str, Any]:

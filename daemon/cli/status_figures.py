@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Final
 
-from switchgear.daemon.cli.metrics import metrics_text, reach, read
+from switchgear.daemon.cli.metrics_answer import metrics_text, reach, read
 from switchgear.daemon.cli.tables import cut, wrap
 from switchgear.daemon.cli.top_figures import Figures, ms_text, quantile, read_figures
 from switchgear.daemon.cli.top_text import zones

@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
-from switchgear.daemon.cli import metrics
+from switchgear.daemon.cli import metrics_answer
 from switchgear.daemon.cli.command import (
     DONE,
     CommandError,
@@ -18,6 +18,7 @@ from switchgear.daemon.cli.command import (
     add_socket,
     print_json,
 )
+from switchgear.daemon.cli.metrics import family_json
 from switchgear.ipc.errors import SwitchgearError
 
 if TYPE_CHECKING:
@@ -90,11 +91,11 @@ class Looker:
         :raises SwitchgearError: it does not answer.
         """
         status, families = self._ask()
-        return {"status": status, "metrics": [metrics.family_json(one) for one in families]}
+        return {"status": status, "metrics": [family_json(one) for one in families]}
 
     def _ask(self) -> tuple[Status, list[Family]]:
-        with closing(metrics.reach(self._socket)) as control:
-            reply = control.call("GetStatus", timeout_s=metrics.ANSWER_LIMIT_S)
-            text = metrics.metrics_text(control)
+        with closing(metrics_answer.reach(self._socket)) as control:
+            reply = control.call("GetStatus", timeout_s=metrics_answer.ANSWER_LIMIT_S)
+            text = metrics_answer.metrics_text(control)
 
-        return cast("Status", reply.parameters), metrics.read(text)
+        return cast("Status", reply.parameters), metrics_answer.read(text)

@@ -20,7 +20,7 @@ from switchgear.daemon.cli.command import (
     print_json,
     say,
 )
-from switchgear.daemon.cli.metrics import ANSWER_LIMIT_S, reach
+from switchgear.daemon.cli.metrics_answer import ANSWER_LIMIT_S, reach
 from switchgear.daemon.cli.progress import ProgressLine
 from switchgear.daemon.cli.trace_file import write_trace
 from switchgear.daemon.cli.trace_rows import Rows
