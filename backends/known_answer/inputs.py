@@ -4,7 +4,8 @@ The rule. An input's role is told by its shape and element type; each role has 8
 per run, written in [-1, 1] or [0, 1]:
 
 - image (rank 4 with 1, 3 or 4 channels last, sides of at least 8): a drawn face, the same
-  mirrored, a gradient, waves, edges between the extremes, white noise, a faint texture, grey
+  mirrored, a gradient, waves, edges between the extremes, white noise, a faint texture, the
+  face in the dark
 - signal (at least 256 elements along one axis, all others 1): a sweep, a voice-like sound,
   quiet and loud noise, clicks, a ramp, silence, a square wave
 - index (integers without a quantisation that are not pixels): first, last, a count upwards,
@@ -213,6 +214,17 @@ def _texture(shape: tuple[int, ...], generator: np.random.Generator) -> Array:
     return np.clip(0.5 + 0.03 * noise, 0, 1)
 
 
+def _dark(shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+    """The face with an eighth of the light, and a sensor's noise.
+
+    Not one flat value, which no camera gives: on such an image fp16 was seen to lose 3 % of the
+    peak where it loses 0.5 % on pictures.
+    """
+    noise = 0.01 * generator.standard_normal(shape)
+    picture: Array = np.clip(0.125 * _face(shape, generator) + noise, 0, 1)
+    return picture
+
+
 # Any shape
 
 
@@ -299,7 +311,7 @@ _PATTERNS: Final[dict[str, tuple[_Pattern, ...]]] = {
         (_edges, True),
         (_uniform, True),
         (_texture, False),
-        (_grey, False),
+        (_dark, False),
     ),
     "signal": (
         (_sweep, True),
