@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from switchgear.backends.contract import Instance, ModelInfo
 
 Array = np.ndarray[Any, Any]
+Steps = list[list[Any]]
 BACKENDS = {
     "vulkan": "switchgear.backends.vulkan.backend:VulkanBackend",
     "npu": "switchgear.backends.npu.backend:NpuBackend",
@@ -49,7 +50,7 @@ class Result:
 
 def isolated(
     backend: str,
-    steps: list[list[Any]],
+    steps: Steps,
     *,
     options: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
@@ -72,7 +73,7 @@ def isolated(
 def hangs_after(
     count: int,
     backend: str,
-    steps: list[list[Any]],
+    steps: Steps,
     *,
     options: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import native_build
 import pytest
-from isolated_backend import hangs_after, isolated
+from isolated_backend import Steps, hangs_after, isolated
 from npu_helpers import TOLERANCE, loaded, on_delegate, worst, written
 from small_network import small_network
 
@@ -124,7 +124,7 @@ def test_a_device_that_lies_is_seen_in_the_numbers(tmp_path: Path) -> None:
 
 def test_a_slow_device_is_slow(tmp_path: Path) -> None:
     path = written(tmp_path, small_network())
-    steps = [["load", path, "auto", {}], ["time", 1, 3]]
+    steps: Steps = [["load", path, "auto", {}], ["time", 1, 3]]
     _, taken = isolated("npu", steps, options=options(latency_us="50000")).answers
 
     assert min(taken) >= 50
@@ -233,7 +233,7 @@ def test_a_library_that_is_no_delegate() -> None:
 )
 def test_a_crash_ends_only_that_process(own: dict[str, str], tmp_path: Path) -> None:
     path = written(tmp_path, small_network())
-    steps = [["load", path, "auto", {}], ["run", 1]]
+    steps: Steps = [["load", path, "auto", {}], ["run", 1]]
     result = isolated("npu", steps, options=options(**own))
 
     assert result.status == -6
@@ -244,7 +244,7 @@ def test_a_crash_ends_only_that_process(own: dict[str, str], tmp_path: Path) -> 
 
 def test_a_hang_is_ended_from_outside(tmp_path: Path) -> None:
     path = written(tmp_path, small_network())
-    steps = [["load", path, "auto", {}], ["run", 1]]
+    steps: Steps = [["load", path, "auto", {}], ["run", 1]]
     assert hangs_after(1, "npu", steps, options=options(mode="hang"))
 
 

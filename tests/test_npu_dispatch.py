@@ -48,7 +48,7 @@ def intel_python() -> str:
     return python
 
 
-def on_intel(steps: list[list[Any]], options: dict[str, Any]) -> list[Any]:
+def on_intel(steps: isolated_backend.Steps, options: dict[str, Any]) -> list[Any]:
     done = subprocess.run(
         [intel_python(), isolated_backend.__file__, json.dumps(["npu", options, steps])],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
@@ -61,7 +61,13 @@ def on_intel(steps: list[list[Any]], options: dict[str, Any]) -> list[Any]:
 
 def test_the_path_works_and_says_that_it_accelerates_nothing(tmp_path: Path) -> None:
     path = written(tmp_path, small_network())
-    steps = [["identity"], ["probe"], ["load", path, "auto", {}], ["run", 1], ["run", 2]]
+    steps: isolated_backend.Steps = [
+        ["identity"],
+        ["probe"],
+        ["load", path, "auto", {}],
+        ["run", 1],
+        ["run", 2],
+    ]
     identity, probe, loaded, *shares = on_intel(steps, ON_CPU)
 
     assert "CPU device, no acceleration" in identity["device"]

@@ -9,7 +9,7 @@ import native_build
 import numpy as np
 import pytest
 from backend_helpers import recurrent
-from isolated_backend import hangs_after, inputs_of, isolated, outputs_of
+from isolated_backend import Steps, hangs_after, inputs_of, isolated, outputs_of
 from npu_helpers import TOLERANCE, loaded, on_nnapi, worst, written
 from small_network import small_network
 
@@ -290,7 +290,7 @@ def test_a_library_of_an_older_android() -> None:
 
 def test_a_crash_and_a_hang_end_only_that_process(tmp_path: Path) -> None:
     path = written(tmp_path, small_network())
-    steps = [["load", path, "auto", {}], ["run", 1]]
+    steps: Steps = [["load", path, "auto", {}], ["run", 1]]
     options = {
         "provider": "nnapi",
         "library": str(native_build.library("stub_neuralnetworks")),

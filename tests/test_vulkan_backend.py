@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import devices
 import native_build
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import vulkan_cache
 from backend_helpers import recurrent
-from isolated_backend import Result, isolated
+from isolated_backend import Result, Steps, isolated
 from small_network import small_network
 
 from switchgear.backends import generate
@@ -30,7 +30,7 @@ def vulkan() -> list[str]:
     return devices.require_vulkan()
 
 
-def on_gpu(steps: list[list[Any]], **environment: str) -> Result:
+def on_gpu(steps: Steps, **environment: str) -> Result:
     return isolated("vulkan", steps, environment={**vulkan_cache.environment(), **environment})
 
 
@@ -167,7 +167,7 @@ def test_without_a_driver_the_reason_is_the_loaders() -> None:
 def test_what_the_driver_returned_is_the_error(fault: str, name: str, tmp_path: Path) -> None:
     environment = {**native_build.vulkan_fault_layer(), "SWITCHGEAR_TEST_FAULT": fault}
     path = written(tmp_path, generate.two_inputs())
-    steps = [["load", path, "fp32", {}], *[["run", 1]] * 30]
+    steps: Steps = [["load", path, "fp32", {}], *[["run", 1]] * 30]
     result = on_gpu(steps, **environment)
 
     failed = [each["error"] for each in result.answers if "error" in each]
