@@ -4,7 +4,8 @@ Not by XNNPACK, which is what the cpu backend serves with: so the cpu backend it
 checked too, an error of XNNPACK does not become the truth, and quantised models are computed as
 their format defines them. XNNPACK's answers are taken beside them: how far the two differ is
 how well the model can be computed at all. A few models have operators that XNNPACK alone takes;
-it is their reference then.
+it is their reference then. Weights of 8 bits beside float activations are taken as floats
+(`dequantised`).
 
 An image in floats may be meant to be in [-1, 1] or in [0, 1], and the file does not say which.
 A model for [0, 1] can answer the other with values hundreds of times its usual ones, which no
@@ -14,8 +15,10 @@ to the [0, 1] ones, all patterns are given in [0, 1].
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +26,7 @@ import numpy as np
 
 from switchgear.backends.contract import Instance, LoadRequest, ModelInfo, Shape
 from switchgear.backends.cpu import CpuBackend
+from switchgear.backends.known_answer.dequantised import dequantised, has_dynamic_range
 from switchgear.backends.known_answer.inputs import (
     COUNT,
     SIGNED_IMAGES,
@@ -99,7 +103,28 @@ def compute_reference(path: str, shapes: Mapping[str, Shape], threads: int = 1) 
     :raises DriverError: the engine refuses every choice.
     :raises SwitchgearError: as the cpu backend's `load`.
     """
-    request = LoadRequest(path, "auto", shapes)
+    with _meant(path) as (meant, suffix):
+        return _computed(LoadRequest(meant, "auto", shapes), threads, suffix)
+
+
+@contextlib.contextmanager
+def _meant(path: str) -> Iterator[tuple[str, str]]:
+    """The file that says what the model means, and what to add to the kernels' name."""
+    with contextlib.suppress(UnsupportedModel):
+        if has_dynamic_range(ReferenceBackend({}).interpreter(path)):
+            with open(path, "rb") as file:
+                floats = dequantised(file.read())
+
+            if floats is not None:
+                with open(os.memfd_create("dequantised"), "r+b", buffering=0) as copy:
+                    copy.write(floats)
+                    yield f"/proc/self/fd/{copy.fileno()}", ", weights as floats"
+                    return
+
+    yield path, ""
+
+
+def _computed(request: LoadRequest, threads: int, suffix: str) -> Reference:
     backend: CpuBackend = ReferenceBackend({"threads": threads})
     serving = CpuBackend({"threads": threads})
     kernels = "built-in"
@@ -110,7 +135,7 @@ def compute_reference(path: str, shapes: Mapping[str, Shape], threads: int = 1) 
         instance = backend.load(request)
 
     try:
-        interpreter = backend.interpreter(path)
+        interpreter = backend.interpreter(request.path)
         facts = _inputs_of(instance.info, interpreter)
         inputs, answers = _answers(instance, facts)
     finally:
@@ -133,7 +158,7 @@ def compute_reference(path: str, shapes: Mapping[str, Shape], threads: int = 1) 
         answers,
         _outputs_of(instance.info, interpreter),
         _quantised(interpreter),
-        kernels,
+        kernels + suffix,
         others,
     )
 
