@@ -221,6 +221,11 @@ def without_binary(artefact: Artefact) -> Artefact:
     return replace(artefact, binary=b"")
 
 
+def without_constants(artefact: Artefact) -> Artefact:
+    """The same, letting go of the mapped file: for looking at, not for running."""
+    return replace(artefact, constants=memoryview(b""))
+
+
 def read(path: str) -> Artefact:
     """Reads a file; its constants stay a private mapping of it.
 

@@ -36,6 +36,11 @@ class Int4Weights:
     scales: NDArray[np.float32]
     zero_points: NDArray[np.uint8]
 
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """In the order of the kernel's arguments."""
+        return self.packed, self.scales, self.zero_points
+
 
 def quantise(weights: NDArray[np.float32]) -> Int4Weights:
     """The nearest weights of four bits to [n, k] of float32; zero stays exactly zero."""
@@ -75,11 +80,15 @@ def product(x: Any, weights: Int4Weights, *, shared: bool) -> Any:
     if k < groups * GROUP:
         x = x.pad(((0, 0), (0, groups * GROUP - k)))
 
-    kernel = _shared_kernel(rows, n, groups) if shared else _column_kernel(rows, n, groups)
-    constants = [
-        jit.constant(array) for array in (weights.packed, weights.scales, weights.zero_points)
-    ]
+    constants = [jit.constant(array) for array in weights.arrays]
+    kernel = product_kernel(rows, n, k, shared=shared)
     return jit.own_kernel(kernel, (rows, n), "float32", [x.contiguous(), *constants])
+
+
+def product_kernel(rows: int, n: int, k: int, *, shared: bool) -> jit.KernelSource:
+    """The kernel for `x` [rows, k rounded up to whole groups] and weights [n, k]."""
+    groups = -(-k // GROUP)
+    return _shared_kernel(rows, n, groups) if shared else _column_kernel(rows, n, groups)
 
 
 _ARGUMENTS: Final = """(__global float *restrict y, __global const float *restrict x,

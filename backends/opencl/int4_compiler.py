@@ -1,127 +1,168 @@
-"""A model with weights of four bits in the layers that bear it."""
+"""A model with weights of four bits in the layers that bear it and that gain by it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from switchgear.backends.known_answer.check import compare
 from switchgear.backends.known_answer.reference import Reference, compute_reference
 from switchgear.backends.known_answer.tolerance import INT4_SNR_DB
-from switchgear.backends.opencl import int4, tinygrad_jit
+from switchgear.backends.opencl import float_product, int4
 from switchgear.backends.opencl.artefact import Artefact
 from switchgear.backends.opencl.compiler import assemble
 from switchgear.backends.opencl.int4_search import Choice, choose_layers
+from switchgear.backends.opencl.kernel_time import kernel_time_ns
 from switchgear.backends.opencl.model import Subject
+from switchgear.backends.opencl.products import FloatProducts, Layer, Weights, from_notes
 from switchgear.backends.opencl.replay import Replay
 from switchgear.backends.opencl.runner import Runner, bytes_of, dispatched
 from switchgear.ipc.errors import UnsupportedModel
 
-# A layer with fewer weights is not worth unpacking.
-LEAST_WEIGHTS: Final = 4096
+# A layer gets four bits where its kernel takes at most this share of the float one's time.
+LAYER_FASTER: Final = 0.9
+
+
+@dataclass
+class _Mixed:
+    """A hook: these operators in four bits, the others in float."""
+
+    operators: Collection[int]
+    shared: bool
+    others: FloatProducts
+
+    def __call__(self, operator: int, x: Any, weights: Weights) -> Any:
+        if operator not in self.operators:
+            return self.others(operator, x, weights)
+
+        return int4.product(x, int4.quantise(np.asarray(weights)), shared=self.shared)
 
 
 class Int4Compiler:
-    """Finds out which layers of a model bear four bits, and compiles it so."""
+    """Finds out which layers of a model may have four bits, and compiles it so.
 
-    def __init__(self, subject: Subject, wanted_db: float = INT4_SNR_DB) -> None:
+    `fp32` is the model's artefact in float: its weights are rounded to try a choice.
+    """
+
+    def __init__(
+        self, subject: Subject, fp32: Artefact, wanted_db: float = INT4_SNR_DB
+    ) -> None:
         self._subject = subject
+        self._device = subject.device
+        self._fp32 = fp32
         self._wanted_db = wanted_db
-        self._weights: dict[int, NDArray[np.float32]] = {}
-        self._reference: Reference = compute_reference(
-            subject.request.path, subject.request.shapes
-        )
+        self._processor = subject.device.host_memory
+        self._layers = subject.layers()
 
     def compile(self, key: Mapping[str, str]) -> Artefact:
         """The artefact; blocks for minutes.
 
-        :raises UnsupportedModel: too few layers bear it, with the ratio that was measured.
+        :raises UnsupportedModel: no layer gains, or too few bear it, with the figure.
         """
-        choice = self._choose()
-        if not choice.layers:
-            raise UnsupportedModel(
-                f"int4: with all {len(self._weights)} layers {choice.plain_snr_db:.1f} dB,"
-                f" and no choice of them has {self._wanted_db:g}"
-            )
-
-        captured = self._subject.trace(self._packed_hook(set(choice.layers)))
-        notes = {
-            "int4_layers": str(len(choice.layers)),
-            "int4_layers_of": str(len(self._weights)),
-            "int4_plain_snr_db": f"{choice.plain_snr_db:.1f}",
-        }
-        artefact = dispatched(
-            self._subject.device, assemble(captured, self._subject.info, "int4", key, notes)
-        )
-        ratio = self._checked(artefact)
-        return replace(artefact, notes={**artefact.notes, "int4_snr_db": f"{ratio:.1f}"})
-
-    def _choose(self) -> Choice:
-        """Measures with the float kernels: only their weights are rounded."""
-        constants: dict[int, Any] = {}
-
-        def hook(operator: int, x: Any, weights: NDArray[np.float32]) -> Any:
-            if weights.size < LEAST_WEIGHTS:
-                return None
-
-            self._weights[operator] = np.array(weights, np.float32)
-            constants[operator] = tinygrad_jit.constant(self._weights[operator])
-            return x.dot(constants[operator].T)
-
-        captured = self._subject.trace(hook, constants)
-        if not self._weights:
+        if not self._layers:
             raise UnsupportedModel("int4: the model has no layer of float weights")
 
-        places = captured.named
-        artefact = assemble(captured, self._subject.info, "fp32", {})
-        with contextlib.closing(Replay(self._subject.device, artefact)) as replay:
-            runner = Runner(replay, artefact)
-            now: set[int] = set()
-
-            def snr_db(layers: Collection[int]) -> float:
-                for layer in now ^ set(layers):
-                    weights = self._weights[layer]
-                    if layer in layers:
-                        weights = int4.dequantise(int4.quantise(weights), weights.shape[1])
-
-                    replay.write_constant(
-                        places[layer], bytes_of(np.ascontiguousarray(weights))
-                    )
-
-                now.clear()
-                now.update(layers)
-                return self._ratio(runner)
-
-            return choose_layers(
-                sorted(self._weights), self._subject.outer_layers(), snr_db, self._wanted_db
+        gaining = self._gaining()
+        reference = compute_reference(self._subject.request.path, self._subject.request.shapes)
+        choice = self._choose(gaining, reference)
+        if not choice.layers:
+            raise UnsupportedModel(
+                f"int4: with all {len(gaining)} layers that gain by it"
+                f" {choice.plain_snr_db:.1f} dB, and no choice of them has"
+                f" {self._wanted_db:g}"
             )
 
-    def _ratio(self, runner: Runner) -> float:
-        results = [runner.run(values) for values in self._reference.inputs]
-        report = compare(self._reference, results, "int4")
-        return min(output.snr_db for output in report.outputs)
-
-    def _packed_hook(self, layers: set[int]) -> Callable[..., Any]:
-        shared = not self._subject.device.host_memory
-
-        def hook(operator: int, x: Any, weights: NDArray[np.float32]) -> Any:
-            if operator not in layers:
-                return None
-
-            return int4.product(x, int4.quantise(np.asarray(weights)), shared=shared)
-
-        return hook
-
-    def _checked(self, artefact: Artefact) -> float:
-        with contextlib.closing(Replay(self._subject.device, artefact)) as replay:
-            ratio = self._ratio(Runner(replay, artefact))
+        artefact = self._compiled(choice, key)
+        with contextlib.closing(Replay(self._device, artefact)) as replay:
+            ratio = _snr_db(Runner(replay, artefact), reference)
 
         if ratio < self._wanted_db:
             raise UnsupportedModel(f"int4: {ratio:.1f} dB, not {self._wanted_db:g}")
 
-        return ratio
+        return replace(artefact, notes={**artefact.notes, "int4_snr_db": f"{ratio:.1f}"})
+
+    def _compiled(self, choice: Choice, key: Mapping[str, str]) -> Artefact:
+        hook = _Mixed(set(choice.layers), not self._processor, FloatProducts(self._processor))
+        notes = {
+            "int4_layers": str(len(choice.layers)),
+            "int4_layers_of": str(len(self._layers)),
+            "int4_plain_snr_db": f"{choice.plain_snr_db:.1f}",
+        }
+        captured = self._subject.trace(hook)
+        return dispatched(
+            self._device, assemble(captured, self._subject.info, "int4", key, notes)
+        )
+
+    def _gaining(self) -> list[int]:
+        """The layers whose kernel of four bits is faster than the float one, measured.
+
+        :raises UnsupportedModel: there is none.
+        """
+        if not self._processor:
+            # The float ones are tinygrad's, fused with what follows: the whole is compared.
+            return sorted(self._layers)
+
+        shares: dict[tuple[int, int, int], float] = {}
+        gaining = []
+        for operator, layer in sorted(self._layers.items()):
+            size = (layer.rows, *layer.weights.shape)
+            if size not in shares:
+                shares[size] = self._time_share(layer)
+
+            if shares[size] <= LAYER_FASTER:
+                gaining.append(operator)
+
+        if not gaining:
+            raise UnsupportedModel(
+                f"int4: none of {len(self._layers)} layers is faster than in float here;"
+                f" the best takes {min(shares.values()):.2f} of its time"
+            )
+
+        return gaining
+
+    def _time_share(self, layer: Layer) -> float:
+        n, k = layer.weights.shape
+        groups = -(-k // int4.GROUP)
+        packed = int4.quantise(np.asarray(layer.weights))
+        x = np.ones((layer.rows, groups * int4.GROUP), np.float32)
+        result_bytes = 4 * layer.rows * n
+        kernel = int4.product_kernel(layer.rows, n, k, shared=False)
+        four = kernel_time_ns(self._device, kernel, result_bytes, (x, *packed.arrays))
+        kernel = float_product.product_kernel(layer.rows, n, k)
+        strips = float_product.strips(np.asarray(layer.weights))
+        return four / kernel_time_ns(self._device, kernel, result_bytes, (x, strips))
+
+    def _choose(self, layers: list[int], reference: Reference) -> Choice:
+        """Measures with the float kernels: only their weights are rounded."""
+        places = from_notes(self._fp32.notes)
+        products = FloatProducts(self._processor)
+        with contextlib.closing(Replay(self._device, self._fp32)) as replay:
+            runner = Runner(replay, self._fp32)
+            now: set[int] = set()
+
+            def snr_db(some: Collection[int]) -> float:
+                for layer in now ^ set(some):
+                    weights = np.asarray(self._layers[layer].weights)
+                    if layer in some:
+                        weights = int4.dequantise(int4.quantise(weights), weights.shape[1])
+
+                    laid_out = np.ascontiguousarray(products.laid_out(weights))
+                    replay.write_constant(places[layer], bytes_of(laid_out))
+
+                now.clear()
+                now.update(some)
+                return _snr_db(runner, reference)
+
+            outer = self._subject.outer_layers()
+            return choose_layers(layers, outer, snr_db, self._wanted_db)
+
+
+def _snr_db(runner: Runner, reference: Reference) -> float:
+    """The least signal-to-noise ratio of an output over the check's inputs."""
+    results = [runner.run(values) for values in reference.inputs]
+    report = compare(reference, results, "int4")
+    return min(output.snr_db for output in report.outputs)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from switchgear.backends.contract import LoadRequest, ModelInfo
+from switchgear.backends.contract import LoadRequest, ModelInfo, Shape
 from switchgear.backends.cpu import CpuBackend
 from switchgear.backends.opencl import tinygrad_jit
 from switchgear.backends.opencl.graph import Graph, read_graph, with_shapes
+from switchgear.backends.opencl.products import Layer, LayerList
 from switchgear.ipc.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -29,18 +29,36 @@ class Subject:
     def trace(
         self, hook: Callable[..., Any] | None = None, named: Mapping[int, Any] | None = None
     ) -> tinygrad_jit.Captured:
-        """The model's launches; `hook` as the importer's, `named` as `capture` takes it."""
+        """The model's launches; `hook` as the importer's, `named` as `capture` takes it.
+
+        :raises UnsupportedModel: the importer lacks an operator.
+        :raises DriverError: the driver refuses a kernel.
+        """
+        return tinygrad_jit.capture(self._program(hook), self._inputs, named)
+
+    def layers(self) -> dict[int, Layer]:
+        """The products with known weights, by operator; nothing is compiled.
+
+        :raises UnsupportedModel: the importer lacks an operator.
+        """
+        found = LayerList()
+        self._program(found)(*tinygrad_jit.placeholders(self._inputs))
+        return found.layers
+
+    @property
+    def _inputs(self) -> list[tuple[Shape, str]]:
+        return [(spec.shape, spec.dtype) for spec in self.info.inputs]
+
+    def _program(self, hook: Callable[..., Any] | None) -> Callable[..., Sequence[Any]]:
         tinygrad_jit.open_device(
             str(self.device.device.name).strip(),
             str(self.device.device.driver_version).strip(),
             group_memory=not self.device.host_memory,
         )
-        # They import tinygrad, which has to be set up first.
+        # It imports tinygrad, which has to be set up first.
         from switchgear.backends.opencl.importer import build
 
-        program = build(self.graph, linear=hook)
-        inputs = [(spec.shape, spec.dtype) for spec in self.info.inputs]
-        return tinygrad_jit.capture(program, inputs, named)
+        return build(self.graph, linear=hook)
 
     def outer_layers(self) -> set[int]:
         """The operators that are the first or the last with weights."""
@@ -63,11 +81,11 @@ def read_subject(device: Device, request: LoadRequest) -> Subject:
         if spec.dynamic or not spec.capacity_bytes:
             raise UnsupportedModel(f"tensor {spec.name!r} has no fixed size")
 
+    # The graph's constants are views of it. Read, not mapped: a mapping's descriptor would stay
+    # open for as long as any of them is known.
     with open(request.path, "rb") as file:
-        # The graph's constants are views of it.
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        graph = read_graph(file.read())
 
-    graph = read_graph(memoryview(data))
     shapes = {index: spec.shape for index, spec in zip(graph.inputs, info.inputs, strict=True)}
     return Subject(device, request, with_shapes(graph, shapes), info)
 

@@ -3,58 +3,78 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
-from switchgear.backends.contract import LoadRequest
-from switchgear.backends.opencl import artefact as files
 from switchgear.backends.opencl.artefact import Artefact
 from switchgear.backends.opencl.compiler import assemble
+from switchgear.backends.opencl.int4_compiler import Int4Compiler
 from switchgear.backends.opencl.model import Subject, read_subject
-from switchgear.backends.opencl.runner import dispatched
-from switchgear.ipc.errors import DriverError, NotPrepared
+from switchgear.backends.opencl.products import FloatProducts, as_notes
+from switchgear.backends.opencl.runner import compared_ms, dispatched
+from switchgear.backends.opencl.store import artefact_key, artefact_path, read_stored, save
+from switchgear.ipc.errors import NotPrepared, UnsupportedModel
 
 if TYPE_CHECKING:
+    from switchgear.backends.contract import LoadRequest
     from switchgear.backends.opencl.device import Device
 
-
-def compile_fp32(subject: Subject, key: Mapping[str, str]) -> Artefact:
-    """Compiles a model as it is; blocks for seconds to minutes.
-
-    :raises UnsupportedModel: it has an operator that the importer lacks.
-    :raises DriverError: the driver refuses a kernel.
-    """
-    return assemble(subject.trace(), subject.info, "fp32", key)
+# Four bits are offered where they take at most this share of the time in float.
+FASTER: Final = 0.95
 
 
-def prepared(
-    device: Device,
-    request: LoadRequest,
-    key: Mapping[str, str],
-    path: str,
-    stored: Callable[[str, Mapping[str, str]], Artefact],
-) -> Artefact:
-    """The artefact of this key: the one that `stored` reads from `path`, else a new one.
+class Preparation:
+    """The artefacts of one model, in its folder of prepared files."""
 
-    It is written to `path`, where there is one. Blocks for seconds to minutes.
+    def __init__(self, device: Device, request: LoadRequest, engine_version: str) -> None:
+        self._device = device
+        self._request = request
+        self._engine_version = engine_version
+        self._subject: Subject | None = None
 
-    :raises UnsupportedModel: this model cannot be had, with the operator or the figure.
-    :raises DriverError: the driver refuses it, or it cannot be written.
-    """
-    with contextlib.suppress(NotPrepared):
-        artefact = stored(path, key)
-        if artefact.binary:
-            return artefact
+    def artefact(self, precision: str) -> Artefact:
+        """The stored artefact, else a new one, stored; blocks for seconds to minutes.
 
-    subject = read_subject(device, request)
-    artefact = dispatched(device, compile_fp32(subject, key))
-    if path:
-        try:
-            files.write(artefact, path)
-        except OSError as error:
-            number = error.errno or errno.EIO
-            name = errno.errorcode.get(number, "EIO")
-            raise DriverError("errno", number, name, f"{path}: {error.strerror}") from None
+        :raises UnsupportedModel: the model is refused, with the operator or the figure.
+        :raises DriverError: the driver refuses it, or the file cannot be written.
+        """
+        request = self._request
+        key = artefact_key(request, precision, self._device.identity(), self._engine_version)
+        path = artefact_path(request, precision)
+        with contextlib.suppress(NotPrepared):
+            stored = read_stored(path, key)
+            # Without a binary it would be built from source at each start.
+            if stored.binary:
+                return stored
 
-    return artefact
+        made = self._int4(key) if precision == "int4" else self._fp32(key)
+        save(path, made)
+        return made
+
+    def _read(self) -> Subject:
+        if self._subject is None:
+            self._subject = read_subject(self._device, self._request)
+
+        return self._subject
+
+    def _fp32(self, key: dict[str, str]) -> Artefact:
+        subject = self._read()
+        products = FloatProducts(self._device.host_memory)
+        captured = subject.trace(products, products.constants)
+        notes = as_notes(captured.named)
+        return dispatched(self._device, assemble(captured, subject.info, "fp32", key, notes))
+
+    def _int4(self, key: dict[str, str]) -> Artefact:
+        # First: what cannot be had in float is refused for that reason.
+        fp32 = self.artefact("fp32")
+        int4 = Int4Compiler(self._read(), fp32).compile(key)
+        int4_ms, fp32_ms = compared_ms(self._device, [int4, fp32])
+        if int4_ms > FASTER * fp32_ms:
+            raise UnsupportedModel(
+                f"int4 is not faster here: {int4_ms:.2f} ms, fp32 {fp32_ms:.2f} ms"
+                f" ({int4.notes['int4_snr_db']} dB,"
+                f" {int4.notes['int4_layers']} of {int4.notes['int4_layers_of']} layers)"
+            )
+
+        figures = {"int4_ms": f"{int4_ms:.3f}", "fp32_ms": f"{fp32_ms:.3f}"}
+        return replace(int4, notes={**int4.notes, **figures})

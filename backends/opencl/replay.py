@@ -13,7 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from switchgear.backends.opencl.artefact import Artefact, BufferKind, Launch
+from switchgear.backends.opencl.artefact import (
+    Artefact,
+    BufferKind,
+    Launch,
+    without_constants,
+)
 from switchgear.backends.opencl.device import Device, driver_errors
 from switchgear.ipc.dtypes import DTYPES
 
@@ -207,25 +212,29 @@ class Replay:
                 continue
 
             number = 0 if buffer is None else slot.number
-            if self._bound[index] == number:
-                continue
+            if self._bound[index] != number:
+                self._set(index, self._memory[index] if buffer is None else buffer)
+                self._bound[index] = number
 
-            memory = self._memory[index] if buffer is None else buffer
-            for kernel, place in self._direct[index]:
-                kernel.set_arg(place, memory)
-
-            self._bound[index] = number
+    def _set(self, index: int, memory: Any) -> None:
+        for kernel, place in self._direct[index]:
+            kernel.set_arg(place, memory)
 
     def launch_times_ns(self, rounds: int = 1) -> list[int]:
         """How long each launch takes on the device by its own events, the least of the rounds.
 
-        It runs on whatever the buffers hold.
+        It runs on whatever the buffers hold, not in a slot.
 
         :raises DriverError: as `run`.
         """
         cl = self._cl
         least = [1 << 62] * len(self._launches)
         with driver_errors():
+            # The slot of the last run may be gone.
+            for index in self._direct:
+                self._set(index, self._memory[index])
+                self._bound[index] = 0
+
             queue = cl.CommandQueue(
                 self._device.context,
                 self._device.device,
@@ -258,6 +267,7 @@ class Replay:
         self._direct = {}
         self._memory = []
         self._program = None
+        self._artefact = without_constants(self._artefact)
 
 
 def _dimensions(launch: Launch) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -308,6 +308,17 @@ def _buffer(uop: Any, *, constant: bool) -> CapturedBuffer:
     return CapturedBuffer(size_bytes, uop.buffer.as_memoryview().cast("B"))
 
 
+def placeholders(inputs: Sequence[tuple[Shape, str]]) -> list[Tensor]:
+    """Tensors of these shapes and element types that are never computed."""
+    from tinygrad import Tensor as TinyTensor
+    from tinygrad import dtypes
+
+    return [
+        TinyTensor.empty(*shape, dtype=getattr(dtypes, dtype), device="CL")
+        for shape, dtype in inputs
+    ]
+
+
 def constant(values: NDArray[Any]) -> Tensor:
     """A constant of the function that is being traced."""
     from tinygrad import Tensor as TinyTensor

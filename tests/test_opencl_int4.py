@@ -1,0 +1,182 @@
+"""Weights of four bits: the numbers, the kernels on a real driver, and who gets them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opencl_helpers import opened
+
+from switchgear.backends.opencl import float_product, int4
+from switchgear.backends.opencl.int4_search import choose_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from switchgear.backends.opencl.tinygrad_jit import KernelSource
+
+Array = np.ndarray[Any, Any]
+
+
+def random_weights(n: int, k: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 7),
+    st.integers(1, 100),
+    st.integers(0, 1000),
+    st.sampled_from([1e-20, 1e-3, 1.0, 1e6]),
+)
+def test_no_weight_is_further_off_than_half_a_step(
+    n: int, k: int, seed: int, size: float
+) -> None:
+    weights = random_weights(n, k, seed) * np.float32(size)
+    packed = int4.quantise(weights)
+    back = int4.dequantise(packed, k)
+    steps = np.repeat(packed.scales, int4.GROUP, axis=1)[:, :k]
+    # The zero point is rounded too, so that zero stays zero: half a step more at the ends.
+    assert (np.abs(back - weights) <= steps * 1.01).all()
+
+
+def test_zero_stays_exactly_zero() -> None:
+    weights = random_weights(4, 64)
+    weights[:, ::3] = 0
+    back = int4.dequantise(int4.quantise(weights), 64)
+    assert (back[:, ::3] == 0).all()
+
+
+def test_a_group_of_zeros_has_no_division() -> None:
+    weights = np.zeros((2, 64), np.float32)
+    with np.errstate(all="raise"):
+        packed = int4.quantise(weights)
+
+    assert (int4.dequantise(packed, 64) == 0).all()
+
+
+def test_weights_take_an_eighth_and_their_groups_facts() -> None:
+    packed = int4.quantise(random_weights(16, 96))
+    assert packed.packed.nbytes == 16 * 96 // 2
+    assert packed.scales.shape == packed.zero_points.shape == (16, 3)
+
+
+def computed(kernel: KernelSource, shape: tuple[int, int], arguments: list[Array]) -> Array:
+    """What the kernel writes, with room behind it that has to stay as it was."""
+    device = opened()
+    cl = device.cl
+    program = cl.Program(device.context, kernel.source).build(["-w"])
+    result = np.full((shape[0] * shape[1] + 64,), np.float32(-7))
+    flags = cl.mem_flags
+    target = cl.Buffer(device.context, flags.COPY_HOST_PTR, hostbuf=result)
+    run = cl.Kernel(program, kernel.name)
+    run.set_arg(0, target)
+    inputs = [
+        cl.Buffer(device.context, flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(array))
+        for array in arguments
+    ]
+    for place, buffer in enumerate(inputs, 1):
+        run.set_arg(place, buffer)
+
+    items = tuple(g * w for g, w in zip(kernel.groups, kernel.local_size, strict=True))
+    cl.enqueue_nd_range_kernel(device.queue, run, items, kernel.local_size)
+    cl.enqueue_copy(device.queue, result, target)
+    assert (result[shape[0] * shape[1] :] == -7).all()
+    return result[: shape[0] * shape[1]].reshape(shape)
+
+
+# Rows and columns that fill tiles, that do not, and single ones.
+SIZES = [(1, 33, 64), (4, 64, 32), (7, 40, 160)]
+
+
+@pytest.mark.parametrize(("rows", "n", "k"), SIZES)
+@pytest.mark.parametrize("shared", [False, True], ids=["own columns", "shared columns"])
+def test_the_kernels_multiply_by_the_rounded_weights(
+    rows: int, n: int, k: int, shared: bool
+) -> None:
+    weights = int4.quantise(random_weights(n, k))
+    x = random_weights(rows, k, 1)
+    kernel = int4.product_kernel(rows, n, k, shared=shared)
+    result = computed(kernel, (rows, n), [x, *weights.arrays])
+    want = x.astype(np.float64) @ int4.dequantise(weights, k).T.astype(np.float64)
+    assert np.abs(result - want).max() <= 2e-6 * max(1.0, np.abs(want).max())
+
+
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 33, 64), (6, 31, 1), (13, 16, 7)])
+def test_the_float_kernel_multiplies(rows: int, n: int, k: int) -> None:
+    weights = random_weights(n, k)
+    x = random_weights(rows, k, 1)
+    kernel = float_product.product_kernel(rows, n, k)
+    result = computed(kernel, (rows, n), [x, float_product.strips(weights)])
+    want = x.astype(np.float64) @ weights.T.astype(np.float64)
+    assert np.abs(result - want).max() <= 2e-6 * max(1.0, np.abs(want).max())
+
+
+class Noisy:
+    """A model whose layers add noise powers of their own; the signal is 1."""
+
+    def __init__(self, powers: dict[int, float]) -> None:
+        self.powers = powers
+        self.asked: list[tuple[int, ...]] = []
+
+    def __call__(self, layers: Collection[int]) -> float:
+        self.asked.append(tuple(layers))
+        noise = sum(self.powers[layer] for layer in layers)
+        return 10 * np.log10(1 / noise) if noise else float("inf")
+
+
+def test_all_layers_where_they_are_the_only_ones() -> None:
+    """A model of one layer, its first and last: there is nothing to set apart for."""
+    model = Noisy({5: 0.001})
+    choice = choose_layers([5], {5}, model, 20)
+    assert choice.layers == (5,)
+    assert choice.snr_db == pytest.approx(30)
+
+
+def test_first_and_last_stay_float() -> None:
+    model = Noisy(dict.fromkeys(range(5), 1e-4))
+    choice = choose_layers(range(5), {0, 4}, model, 20)
+    assert choice.layers == (1, 2, 3)
+    assert choice.snr_db == pytest.approx(10 * np.log10(1 / 3e-4))
+
+
+def test_the_noisiest_are_left_out_and_no_others() -> None:
+    powers = dict.fromkeys(range(10), 0.0005) | {3: 0.5, 7: 0.02}
+    choice = choose_layers(range(10), {0, 9}, Noisy(powers), 20)
+    assert choice.layers == (1, 2, 4, 5, 6, 8)
+    assert choice.snr_db >= 20
+    assert choice.plain_snr_db < 3
+
+
+def test_none_where_none_holds() -> None:
+    model = Noisy(dict.fromkeys(range(4), 0.5))
+    choice = choose_layers(range(4), {0, 3}, model, 20)
+    assert choice.layers == ()
+    assert choice.plain_snr_db == pytest.approx(10 * np.log10(1 / 2))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(1e-6, 0.1), min_size=1, max_size=12))
+def test_as_many_as_additive_noise_allows(powers: list[float]) -> None:
+    model = Noisy(dict(enumerate(powers)))
+    choice = choose_layers(range(len(powers)), (), model, 20)
+    most = 0
+    total = 0.0
+    for power in sorted(powers):
+        total += power
+        if total <= 0.01:
+            most += 1
+
+    assert len(choice.layers) == most
+    assert choice.runs == len(model.asked)
+
+
+def test_few_measurements_for_many_layers() -> None:
+    """Each alone once, then halves: no choice is tried one layer at a time."""
+    model = Noisy({layer: 1e-5 * layer for layer in range(1, 101)})
+    choice = choose_layers(range(1, 101), (), model, 20)
+    assert 0 < len(choice.layers) < 100
+    assert choice.runs <= 100 + 10
