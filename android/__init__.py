@@ -1,0 +1,1 @@
+"""An init service for Android, as data: see README.md beside this file."""
