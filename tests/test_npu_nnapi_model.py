@@ -112,6 +112,20 @@ class Builder:
         return self.model.to_bytes()
 
 
+def steps_apart(instance: Instance, path: str, seed: int) -> float:
+    """The largest difference from the CPU in steps of the outputs' scales."""
+    reference = CpuBackend({}).load(LoadRequest(path))
+    values = inputs_of(instance.info, seed)
+    found, wanted = outputs_of(instance, values), outputs_of(reference, values)
+    reference.close()
+    # Else any constant would be near enough.
+    assert all(np.ptp(each.astype(int)) > 8 for each in wanted.values())
+    return max(
+        float(np.abs(found[name].astype(int) - wanted[name].astype(int)).max())
+        for name in wanted
+    )
+
+
 def convolution(
     dtype: str, *, stride: int = 1, dilation: int = 1, channels: bool = False
 ) -> bytes:
