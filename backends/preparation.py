@@ -183,6 +183,8 @@ class Preparation:
                 "inputs": len(reference.inputs),
                 "reference": reference.kernels,
                 "coverage": asdict(instance.coverage),
+                # A backend may have more to say of what it compiled.
+                "notes": {str(n): str(v) for n, v in getattr(instance, "notes", {}).items()},
                 "load_us": (loaded_ns - begin_ns) // 1000,
                 "first_run_us": (first_ns - loaded_ns) // 1000,
                 "cache_bytes": size_of(Path(order.cache)) if order.cache else 0,
