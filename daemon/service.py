@@ -126,6 +126,7 @@ class Service:
         self._proof_failed = False
         self.operation: Operation | None = None
         self.events = Events()
+        self.events.listeners.append(self.metrics.switchboard.heard)
         self._announcer = Announcer(Notifier.from_environment(os.environ), self.condition)
         self._reloads = asyncio.Lock()
         self._state_dir = state_dir

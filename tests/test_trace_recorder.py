@@ -101,7 +101,7 @@ def test_a_user_gets_the_own_rows_and_an_operator_all() -> None:
     finish(recorder, request_of(session=1, uid=1000))
     finish(recorder, request_of(session=2, uid=2000))
     recorder.event("breakers", "gpu0 opens", temperature_mc=66_000)
-    recorder.event("sessions", "of one user", uid=2000)
+    recorder.event("sessions", "of one user", sees=lambda uid: uid == 2000)
     all_rows, my_rows = everybody.take(), mine.take()
     assert [row[0] for row in all_rows["requests"]] == [1, 2]
     assert [row[0] for row in my_rows["requests"]] == [1]

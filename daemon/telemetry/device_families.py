@@ -25,8 +25,8 @@ BREAKER_STATES: Final = (
 @dataclass(frozen=True, slots=True)
 class BreakerRow:
     """One breaker since the daemon's start. `level` is device, backend or pair; `subject`
-    names it within that level. `trips` counts openings by reason, `probes` ended probes by
-    result (`good`, `bad`)."""
+    names it within that level. `trips` counts openings by cause, `probes` ended series of probes
+    by result (`good`, `bad`)."""
 
     level: str
     subject: str
@@ -83,10 +83,13 @@ def breaker_families(rows: Iterable[BreakerRow]) -> Iterator[Family]:
         "switchgear_breaker_state", "gauge", "1 for the present state.", (*labels, "state")
     )
     trips = Family(
-        "switchgear_breaker_trips_total", "counter", "Openings.", (*labels, "reason")
+        "switchgear_breaker_trips_total", "counter", "Openings, by cause.", (*labels, "reason")
     )
     probes = Family(
-        "switchgear_breaker_probes_total", "counter", "Ended probes.", (*labels, "result")
+        "switchgear_breaker_probes_total",
+        "counter",
+        "Series of probes, by end.",
+        (*labels, "result"),
     )
     for row in rows:
         for name in BREAKER_STATES:

@@ -13,6 +13,7 @@ from switchgear.daemon.telemetry.address import parse_address
 from switchgear.daemon.telemetry.endpoint import Endpoint
 from switchgear.daemon.telemetry.families import Family, Source
 from switchgear.daemon.telemetry.requests import RequestCounts
+from switchgear.daemon.telemetry.switchboard_source import SwitchboardSource
 from switchgear.daemon.telemetry.tracing import Tracing
 from switchgear.ipc.errors import SwitchgearError
 
@@ -35,9 +36,14 @@ class Metrics:
         self._service = service
         self.requests = RequestCounts()
         self.tracing = Tracing(service, self.requests.recorder)
+        self.switchboard = SwitchboardSource(service, self.requests.recorder)
+        self.tracing.counters.append(self.switchboard.counters)
         self.problems: list[str] = []
         self._endpoint: Endpoint | None = None
-        self.sources: list[Source] = [lambda viewer: service_families.collect(service, viewer)]
+        self.sources: list[Source] = [
+            lambda viewer: service_families.collect(service, viewer),
+            self.switchboard.families,
+        ]
 
     def families(self, viewer: int | None) -> Iterator[Family]:
         """All families for a user; None: for whoever can reach the configured endpoint.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -64,9 +64,6 @@ class Watcher:
         self._sessions: set[int] = set()
         self._names: deque[tuple[str, dict[str, Any]]] = deque()
         self.wakeup = asyncio.Event()
-
-    def sees(self, uid: int) -> bool:
-        return self.uid is None or self.uid == uid
 
     def add(self, request: Request, run_ns: int, reply_ns: int, domain: int, code: int) -> None:
         """One request's row; see COLUMNS."""
@@ -255,13 +252,17 @@ class Recorder:
                 watcher.add(request, run_ns, now_ns, domain, code)
 
     def event(
-        self, track: str, name: str, uid: int | None = None, **details: str | int | float
+        self,
+        track: str,
+        name: str,
+        sees: Callable[[int], bool] | None = None,
+        **details: object,
     ) -> None:
         """Something that happened at this moment: a breaker's transition, a worker's end.
 
-        `track` groups events of one kind. With a `uid` only that user's traces and those of
-        operators have it.
+        `track` groups events of one kind. `sees` tells whether an ordinary user may know of it;
+        without it everybody may.
         """
         for watcher in self._watchers:
-            if uid is None or watcher.sees(uid):
+            if sees is None or watcher.uid is None or sees(watcher.uid):
                 watcher.add_event(track, name, details)
