@@ -93,6 +93,36 @@ def test_vulkan_is_right_and_its_cache_comes_back(tmp_path: Path, warm: Path) ->
     assert second["cache_written_bytes"] == 0
 
 
+# Checks until its descriptors and threads have settled, then twice more.
+AGAIN = """
+import os, pathlib, sys
+from switchgear.backends.canary import Canary
+
+canary = Canary(pathlib.Path(sys.argv[1]))
+results = []
+for _ in range(3):
+    results.append(canary.check())
+    print(len(os.listdir("/proc/self/fd")))
+
+assert all(each.ok for each in results)
+assert [each.cache_written_bytes > 0 for each in results] == [True, False, False]
+canary.close()
+"""
+
+
+def test_one_canary_checks_again_and_again(tmp_path: Path, warm: Path) -> None:
+    """As the probe of a device that tripped."""
+    done = subprocess.run(
+        [sys.executable, "-c", AGAIN, str(tmp_path)],
+        env={**os.environ, **environment(warm), **vulkan_drivers(lavapipe())},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, third = map(int, done.stdout.split())
+    assert first >= second == third
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "another driver's"])
 def test_a_damaged_pipeline_cache_never_reaches_the_driver(
     tmp_path: Path, warm: Path, damage: str
