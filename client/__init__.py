@@ -1,7 +1,7 @@
 """What an app imports: `connect()`, sessions and results. Standard library only; tensors are
 numpy arrays where numpy can be imported. `switchgear.client.aio` is the same for asyncio."""
 
-from switchgear.client.models import Info, LoadStep, Model, Progress, Status, Tensor
+from switchgear.client.models import Info, LoadStep, Model, Pair, Progress, Status, Tensor
 from switchgear.client.paths import default_socket
 from switchgear.client.result import Result
 from switchgear.client.session import Request, Session, Slot
@@ -14,6 +14,7 @@ __all__ = [
     "Info",
     "LoadStep",
     "Model",
+    "Pair",
     "Progress",
     "Request",
     "Result",

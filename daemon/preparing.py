@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from switchgear.backends.cache_store import trim
 from switchgear.daemon.pair import ASKED, Pair, check_pair_verdict, is_lasting
 from switchgear.daemon.preparer_process import Preparer, failed
-from switchgear.daemon.presence import Facts, prove_backend
+from switchgear.daemon.presence import PROOF_LIMIT_S, Facts, prove_backend
 from switchgear.daemon.pressure import memory_is_short
 from switchgear.daemon.verdicts import Verdict, Verdicts
 from switchgear.daemon.yielding import Yielding
@@ -80,6 +80,10 @@ class Preparing:
         self._markers = state_dir / "markers"
         self._verdicts = Verdicts(state_dir / "pairs.json", check_pair_verdict)
         self.backends = {name: Facts() for name in sorted(installed) if name != "cpu"}
+        for name, facts in self.backends.items():
+            if not self._is_wanted(name):
+                facts.state, facts.reason = "off", "the configuration does not want it"
+
         self.hot: Callable[[], str | None] = lambda: None
         self._queue: deque[Item] = deque()
         self._news = asyncio.Event()
@@ -113,6 +117,10 @@ class Preparing:
     def enabled(self) -> bool:
         return self._settings.enabled
 
+    def _is_wanted(self, backend: str) -> bool:
+        chosen = self._settings.backends
+        return self._settings.enabled and (not chosen or backend in chosen)
+
     async def idle(self) -> None:
         """Waits until nothing is to be prepared."""
         await self._idle.wait()
@@ -132,8 +140,7 @@ class Preparing:
         known = {backend for backend, _ in ASKED}
         asked += [(name, "auto") for name in self.backends if name not in known]
         for backend, precision in asked:
-            wanted = not self._settings.backends or backend in self._settings.backends
-            if wanted and (backend, precision) not in model.pairs:
+            if self._is_wanted(backend) and (backend, precision) not in model.pairs:
                 self._add(Item(model, Pair(backend, precision)))
 
     def want(
@@ -217,9 +224,11 @@ class Preparing:
 
     async def _run(self) -> None:
         if self._settings.enabled:
+            limit_s = min(PROOF_LIMIT_S, self._settings.time_limit_s)
             for name in self.backends:
-                options = self._configuration.backend_options(name)
-                self.backends[name] = await prove_backend(name, options)
+                if self._is_wanted(name):
+                    options = self._configuration.backend_options(name)
+                    self.backends[name] = await prove_backend(name, options, limit_s)
 
             self._proven.set()
 
@@ -237,7 +246,7 @@ class Preparing:
         model, pair = item.model, item.pair
         facts = self.backends.get(pair.backend, Facts("absent", "it is not installed"))
         try:
-            if facts.state == "absent":
+            if facts.state in ("absent", "off"):
                 pair.state, pair.reason = "absent", facts.reason
             elif not model.users and not model.resident:
                 pair.state, pair.reason = "failed", "the model was unloaded"

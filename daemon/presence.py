@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Facts:
-    """What is known of a backend. `state` is unknown, present or absent; `reason` is what ran,
-    or why not. `identity` is what its results depend on."""
+    """What is known of a backend. `state` is unknown, present, absent or off (not wanted);
+    `reason` is what ran, or why not. `identity` is what its results depend on."""
 
     state: str = "unknown"
     reason: str = "its known-answer run has not ended"
@@ -40,7 +40,9 @@ class Facts:
         return " ".join((self.engine, self.engine_version, *parts))
 
 
-async def prove_backend(name: str, options: Mapping[str, Any]) -> Facts:
+async def prove_backend(
+    name: str, options: Mapping[str, Any], limit_s: float = PROOF_LIMIT_S
+) -> Facts:
     """Starts a worker at low priority, has it run something with a known answer, ends it.
 
     Never raises but for a cancellation, at which the worker is killed.
@@ -56,10 +58,10 @@ async def prove_backend(name: str, options: Mapping[str, Any]) -> Facts:
         return Facts("absent", f"no process can be started: {error.strerror}")
 
     try:
-        async with asyncio.timeout(PROOF_LIMIT_S):
+        async with asyncio.timeout(limit_s):
             answer = await worker.probe()
     except TimeoutError:
-        worker.kill(f"no known answer within {PROOF_LIMIT_S:g} s")
+        worker.kill(f"no known answer within {limit_s:g} s")
         answer = {"ok": False}
     except asyncio.CancelledError:
         worker.kill("asked to")

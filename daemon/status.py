@@ -65,10 +65,8 @@ def backend_states(service: Service) -> list[dict[str, str]]:
         elif name in service.probed:
             state, reason = "ready", service.probed[name]
         elif facts is not None and facts.state != "unknown":
-            state = "ready" if facts.state == "present" else "absent"
+            state = "ready" if facts.state == "present" else facts.state
             reason = facts.reason
-        elif facts is not None and not service.preparing.enabled:
-            state, reason = "off", "prepare.enabled is false: only the CPU serves"
         else:
             state, reason = "starting", "its known-answer run has not ended"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
 from switchgear.backends.contract import Instance, LoadRequest
@@ -72,11 +73,19 @@ class NpuBackend:
 
         :raises UnsupportedModel: too little of it runs on the device, with both figures.
         """
-        if request.precision not in ("auto", *self.precisions):
-            offered = ", ".join(("auto", *self.precisions))
-            raise UnsupportedModel(f"this NPU computes in {offered}, not {request.precision}")
+        if request.precision in ("auto", *self.precisions):
+            return self.provider.load(request)
 
-        return self.provider.load(request)
+        # It computes as the model does: what is asked for has to be that.
+        instance = self.provider.load(replace(request, precision="auto"))
+        if instance.precision == request.precision:
+            return instance
+
+        computed = instance.precision
+        instance.close()
+        raise UnsupportedModel(
+            f"the NPU computes this model in {computed}, not {request.precision}"
+        )
 
     def close(self) -> None:
         self.provider.close()

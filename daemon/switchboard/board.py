@@ -191,10 +191,10 @@ class Switchboard:
         context.explore = all(row.target.lane.is_idle for row in rows)
         number = session.identity << 32 | request.identity & 0xFFFFFFFF
         verdict = choose(candidates, policy, context, now_s, self.ring, number)
-        if verdict.index < 0:
+        if verdict.chosen < 0:
             return None
 
-        chosen = rows[verdict.index]
+        chosen = rows[verdict.chosen]
         request.reason = verdict.reason
         if chosen.place.int4 and not seat.wants_int4:
             request.reason = _DEGRADED
