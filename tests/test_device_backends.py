@@ -1,4 +1,4 @@
-"""Models through the daemon on the test delegate: prepared behind the CPU; and bad delegates."""
+"""Models through the daemon on the test delegate: prepared behind the CPU; bad delegates."""
 
 from __future__ import annotations
 
