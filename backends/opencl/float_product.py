@@ -22,9 +22,14 @@ ROWS: Final = 6
 def strips(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """[n, k] as [n/16, k, 16], columns of zeros added to the last strip."""
     n, k = weights.shape
-    padded = np.zeros((-(-n // COLUMNS) * COLUMNS, k), np.float32)
+    padded = np.zeros((padded_columns(n), k), np.float32)
     padded[:n] = weights
     return np.ascontiguousarray(padded.reshape(-1, COLUMNS, k).transpose(0, 2, 1))
+
+
+def padded_columns(n: int) -> int:
+    """The columns of whole strips."""
+    return -(-n // COLUMNS) * COLUMNS
 
 
 def product_kernel(rows: int, n: int, k: int) -> jit.KernelSource:

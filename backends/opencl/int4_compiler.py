@@ -16,11 +16,12 @@ from switchgear.backends.opencl import float_product, int4
 from switchgear.backends.opencl.artefact import Artefact
 from switchgear.backends.opencl.compiler import assemble
 from switchgear.backends.opencl.int4_search import Choice, choose_layers
-from switchgear.backends.opencl.kernel_time import kernel_time_ns
+from switchgear.backends.opencl.kernel_time import KernelClock, KernelRun
 from switchgear.backends.opencl.model import Subject
 from switchgear.backends.opencl.products import FloatProducts, Layer, Weights, from_notes
 from switchgear.backends.opencl.replay import Replay
 from switchgear.backends.opencl.runner import Runner, bytes_of, dispatched
+from switchgear.backends.opencl.tinygrad_jit import KernelSource
 from switchgear.ipc.errors import UnsupportedModel
 
 # A layer gets four bits where its kernel takes at most this share of the float one's time.
@@ -57,6 +58,7 @@ class Int4Compiler:
         self._wanted_db = wanted_db
         self._processor = subject.device.host_memory
         self._layers = subject.layers()
+        self._clock = KernelClock(subject.device)
 
     def compile(self, key: Mapping[str, str]) -> Artefact:
         """The artefact; blocks for minutes.
@@ -125,16 +127,18 @@ class Int4Compiler:
         return gaining
 
     def _time_share(self, layer: Layer) -> float:
+        """The time of the kernel of four bits as a share of the float one's."""
         n, k = layer.weights.shape
         groups = -(-k // int4.GROUP)
-        packed = int4.quantise(np.asarray(layer.weights))
-        x = np.ones((layer.rows, groups * int4.GROUP), np.float32)
-        result_bytes = 4 * layer.rows * n
-        kernel = int4.product_kernel(layer.rows, n, k, shared=False)
-        four = kernel_time_ns(self._device, kernel, result_bytes, (x, *packed.arrays))
-        kernel = float_product.product_kernel(layer.rows, n, k)
-        strips = float_product.strips(np.asarray(layer.weights))
-        return four / kernel_time_ns(self._device, kernel, result_bytes, (x, strips))
+        x = 4 * layer.rows * groups * int4.GROUP
+        y = 4 * layer.rows * n
+        four = int4.product_kernel(layer.rows, n, k, shared=False)
+        four_ns = self._clock.time_ns(
+            _run_of(four), (y, x, n * groups * int4.GROUP // 2, 4 * n * groups, n * groups)
+        )
+        plain = float_product.product_kernel(layer.rows, n, k)
+        columns = float_product.padded_columns(n)
+        return four_ns / self._clock.time_ns(_run_of(plain), (y, x, 4 * columns * k))
 
     def _choose(self, layers: list[int], reference: Reference) -> Choice:
         """Measures with the float kernels: only their weights are rounded."""
@@ -166,3 +170,8 @@ def _snr_db(runner: Runner, reference: Reference) -> float:
     results = [runner.run(values) for values in reference.inputs]
     report = compare(reference, results, "int4")
     return min(output.snr_db for output in report.outputs)
+
+
+def _run_of(kernel: KernelSource) -> KernelRun:
+    x, y, z = (g * w for g, w in zip(kernel.groups, kernel.local_size, strict=True))
+    return KernelRun(kernel.source, kernel.name, (x, y, z), kernel.local_size)

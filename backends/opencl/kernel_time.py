@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,49 +15,82 @@ from switchgear.backends.opencl.device import driver_errors
 
 if TYPE_CHECKING:
     from switchgear.backends.opencl.device import Device
-    from switchgear.backends.opencl.tinygrad_jit import KernelSource
 
 # The first run compiles.
 _ROUNDS: Final = 7
+# A kernel that is this much slower than the best is not run again.
+_HOPELESS: Final = 2.0
 
 
-def kernel_time_ns(
-    device: Device, kernel: KernelSource, result_bytes: int, arguments: Sequence[NDArray[Any]]
-) -> int:
-    """The least time of a few runs by the device's events; blocks.
+@dataclass(frozen=True, slots=True)
+class KernelRun:
+    """A kernel's source, its function, work items in all and per group."""
 
-    The kernel writes `result_bytes` to its first parameter; `arguments` are the others.
+    source: str
+    name: str
+    global_size: tuple[int, int, int]
+    local_size: tuple[int, int, int]
 
-    :raises DriverError: the driver refuses it.
-    """
-    cl = device.cl
-    with driver_errors(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = cl.Program(device.context, kernel.source).build(["-w"])
-        flags = cl.mem_flags
-        memory = [cl.Buffer(device.context, flags.READ_WRITE, result_bytes)]
-        memory += [
-            cl.Buffer(
+
+class KernelClock:
+    """Times kernels on one device; buffers are kept for the next kernel of the same sizes."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        cl = device.cl
+        with driver_errors():
+            self._queue = cl.CommandQueue(
                 device.context,
-                flags.READ_ONLY | flags.COPY_HOST_PTR,
-                hostbuf=np.ascontiguousarray(array),
+                device.device,
+                properties=cl.command_queue_properties.PROFILING_ENABLE,
             )
-            for array in arguments
-        ]
-        queue = cl.CommandQueue(
-            device.context,
-            device.device,
-            properties=cl.command_queue_properties.PROFILING_ENABLE,
-        )
-        run = cl.Kernel(program, kernel.name)
-        for place, buffer in enumerate(memory):
-            run.set_arg(place, buffer)
 
-        items = tuple(g * w for g, w in zip(kernel.groups, kernel.local_size, strict=True))
-        times = []
-        for _ in range(_ROUNDS):
-            event = cl.enqueue_nd_range_kernel(queue, run, items, kernel.local_size)
-            queue.finish()
-            times.append(int(event.profile.end - event.profile.start))
+        self._sizes: tuple[int, ...] = ()
+        self._memory: list[Any] = []
 
-    return min(times)
+    def time_ns(
+        self, run: KernelRun, sizes_bytes: Sequence[int], best_ns: float = math.inf
+    ) -> int:
+        """The least time of a few runs on buffers of zeros, by the device's events; blocks.
+
+        One that is hopeless against `best_ns` is run twice only.
+
+        :raises DriverError: the driver refuses it.
+        """
+        cl = self._device.cl
+        with driver_errors(), warnings.catch_warnings():
+            # What the compiler says of a kernel that it takes.
+            warnings.simplefilter("ignore")
+            program = cl.Program(self._device.context, run.source).build(["-w"])
+            kernel = cl.Kernel(program, run.name)
+            for place, buffer in enumerate(self._buffers(tuple(sizes_bytes))):
+                kernel.set_arg(place, buffer)
+
+            least = math.inf
+            for number in range(_ROUNDS):
+                event = cl.enqueue_nd_range_kernel(
+                    self._queue, kernel, run.global_size, run.local_size
+                )
+                self._queue.finish()
+                if number:
+                    least = min(least, event.profile.end - event.profile.start)
+
+                if number and least > _HOPELESS * best_ns:
+                    break
+
+        return int(least)
+
+    def _buffers(self, sizes: tuple[int, ...]) -> list[Any]:
+        if sizes == self._sizes:
+            return self._memory
+
+        cl = self._device.cl
+        self._memory = []
+        for size_bytes in sizes:
+            buffer = cl.Buffer(self._device.context, cl.mem_flags.READ_WRITE, size_bytes)
+            zeros: NDArray[np.uint8] = np.zeros(size_bytes, np.uint8)
+            cl.enqueue_copy(self._queue, buffer, zeros)
+            self._memory.append(buffer)
+
+        self._sizes = sizes
+        return self._memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -11,13 +12,15 @@ from switchgear.backends.opencl.compiler import assemble
 from switchgear.backends.opencl.int4_compiler import Int4Compiler
 from switchgear.backends.opencl.model import Subject, read_subject
 from switchgear.backends.opencl.products import FloatProducts, as_notes
-from switchgear.backends.opencl.runner import compared_ms, dispatched
+from switchgear.backends.opencl.runner import compared_ms, dispatched, same_answers
 from switchgear.backends.opencl.store import artefact_key, artefact_path, read_stored, save
+from switchgear.backends.opencl.tune import KernelSearch
 from switchgear.ipc.errors import NotPrepared, UnsupportedModel
 
 if TYPE_CHECKING:
     from switchgear.backends.contract import LoadRequest
     from switchgear.backends.opencl.device import Device
+    from switchgear.backends.opencl.tinygrad_jit import Captured
 
 # Four bits are offered where they take at most this share of the time in float.
 FASTER: Final = 0.95
@@ -44,7 +47,7 @@ class Preparation:
         with contextlib.suppress(NotPrepared):
             stored = read_stored(path, key)
             # Without a binary it would be built from source at each start.
-            if stored.binary:
+            if stored.binary and (precision != "fp32" or self._is_tuned(stored)):
                 return stored
 
         made = self._int4(key) if precision == "int4" else self._fp32(key)
@@ -57,12 +60,39 @@ class Preparation:
 
         return self._subject
 
+    def _is_tuned(self, stored: Artefact) -> bool:
+        """Whether the search has had as much time as it may have now."""
+        return float(stored.notes.get("tune_s", "0")) >= self._request.tune_s
+
     def _fp32(self, key: dict[str, str]) -> Artefact:
         subject = self._read()
         products = FloatProducts(self._device.host_memory)
+        begin = time.monotonic()
         captured = subject.trace(products, products.constants)
         notes = as_notes(captured.named)
-        return dispatched(self._device, assemble(captured, subject.info, "fp32", key, notes))
+
+        def finished(traced: Captured) -> Artefact:
+            return dispatched(self._device, assemble(traced, subject.info, "fp32", key, notes))
+
+        untuned = finished(captured)
+        tune_s = self._request.tune_s
+        if not tune_s:
+            return untuned
+
+        # The budget is for all of it: compiling has taken its part.
+        found = KernelSearch(self._device, captured, begin + tune_s).run()
+        tuned = finished(found.captured) if found.changed else untuned
+        untuned_ms, tuned_ms = compared_ms(self._device, [untuned, tuned])
+        better = tuned_ms < untuned_ms and same_answers(self._device, untuned, tuned)
+        kept = tuned if better else untuned
+        figures = {
+            "tune_s": f"{tune_s:g}",
+            "tune_tried": str(found.tried),
+            "tune_changed": str(found.changed if better else 0),
+            "untuned_ms": f"{untuned_ms:.3f}",
+            "tuned_ms": f"{tuned_ms:.3f}",
+        }
+        return replace(kept, notes={**kept.notes, **figures})
 
     def _int4(self, key: dict[str, str]) -> Artefact:
         # First: what cannot be had in float is refused for that reason.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 # Runs of each artefact that are compared, one after the other in turns.
 _COMPARED_RUNS: Final = 15
+_SEED: Final = 4
+# Of the largest value: what another order of the same sums makes.
+_ROUNDING: Final = 1e-4
 
 
 class Runner:
@@ -84,3 +87,31 @@ def compared_ms(device: Device, artefacts: Sequence[Artefact]) -> list[float]:
                 times.append((time.perf_counter() - begin) * 1e3)
 
     return [statistics.median(times) for times in times_ms]
+
+
+def same_answers(device: Device, one: Artefact, other: Artefact) -> bool:
+    """Whether both say the same to random inputs, but for rounding."""
+    rng = np.random.default_rng(_SEED)
+    values = [_random(spec, rng) for spec in one.info.inputs]
+    answers = []
+    for artefact in (one, other):
+        with contextlib.closing(Replay(device, artefact)) as replay:
+            answers.append(Runner(replay, artefact).run(values))
+
+    return all(_alike(*pair) for pair in zip(*answers, strict=True))
+
+
+def _random(spec: TensorSpec, rng: np.random.Generator) -> Array:
+    if spec.dtype.startswith("float"):
+        return rng.standard_normal(spec.shape).astype(spec.dtype)
+
+    # 0 and 1 are places in any table.
+    return rng.integers(0, 2, spec.shape).astype(spec.dtype)
+
+
+def _alike(one: Array, other: Array) -> bool:
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+
+    largest = float(np.abs(one).max(initial=0))
+    return bool(np.allclose(one, other, rtol=0, atol=_ROUNDING * largest, equal_nan=True))

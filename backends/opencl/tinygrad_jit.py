@@ -49,7 +49,8 @@ class CapturedLaunch:
     """One kernel run. Sizes are work items in all and per group; `arguments` are buffers.
 
     `writes` are those of the arguments that the kernel writes. `syntax` is tinygrad's own form
-    of the kernel, for a search of faster ones; None for a kernel that was given as source.
+    of the kernel, for a search of faster ones, and `steps` how it was optimised; None and empty
+    for a kernel that was given as source.
     """
 
     name: str
@@ -59,6 +60,7 @@ class CapturedLaunch:
     arguments: tuple[int, ...]
     writes: tuple[int, ...]
     syntax: Any
+    steps: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,7 @@ def _launch(call: Any, syntax: Any, number: Callable[[Any], int]) -> CapturedLau
         tuple(number(arguments[i]) for i in facts.globals),
         tuple(number(arguments[i]) for i in facts.outs),
         syntax if syntax.op is Ops.SINK else None,
+        tuple(program.src[0].arg.applied_opts),
     )
 
 
@@ -371,3 +374,68 @@ def own_kernel(
 
     empty = TinyTensor.empty(*shape, dtype=getattr(dtypes, dtype), device="CL")
     return TinyTensor.custom_kernel(empty, *arguments, fxn=program)[0]
+
+
+def next_steps(launch: CapturedLaunch, steps: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The ways to optimise a kernel that are one step longer than this one."""
+    from tinygrad.codegen import (
+        pm_flatten_range,
+        pm_load_collapse,
+        pm_mops,
+        pm_simplify_ranges,
+        pm_split_ranges,
+        sym,
+    )
+    from tinygrad.codegen.opt import KernelOptError
+    from tinygrad.codegen.opt.postrange import Scheduler
+    from tinygrad.codegen.opt.search import get_kernel_actions
+    from tinygrad.device import Device
+    from tinygrad.uop.ops import graph_rewrite
+
+    # What tinygrad does before it optimises: the steps count its axes.
+    form = graph_rewrite(launch.syntax, pm_mops, bottom_up=True)
+    form = graph_rewrite(form, pm_load_collapse)
+    form = graph_rewrite(form, pm_split_ranges + pm_flatten_range, ctx={})
+    form = graph_rewrite(form, sym + pm_flatten_range)
+    form = graph_rewrite(form, pm_flatten_range + pm_simplify_ranges, ctx={})
+    scheduler = Scheduler(form, Device["CL"].renderer)
+    scheduler.convert_loop_to_global()
+    try:
+        for step in steps:
+            scheduler.apply_opt(step)
+    except KernelOptError:
+        return []
+
+    found = get_kernel_actions(scheduler, include_0=False)
+    return [tuple(each.applied_opts) for each in found.values()]
+
+
+def with_steps(launch: CapturedLaunch, steps: tuple[Any, ...]) -> CapturedLaunch | None:
+    """The same launch, optimised otherwise; None where tinygrad cannot."""
+    from dataclasses import replace
+
+    from tinygrad.codegen import to_program
+    from tinygrad.device import Device
+
+    syntax = launch.syntax
+    wanted = syntax.replace(arg=replace(syntax.arg, opts_to_apply=steps))
+    try:
+        program = to_program(wanted, Device["CL"].renderer)
+    except Exception:  # a way that does not work may end in any of its assertions
+        return None
+
+    facts = program.arg
+    # The buffers keep their order: it is that of the syntax.
+    if facts.vars or len(facts.globals) != len(launch.arguments):
+        return None
+
+    local = _three(facts.local_size or (1, 1, 1))
+    groups = _three(facts.global_size)
+    return replace(
+        launch,
+        name=facts.function_name,
+        source=str(program.src[2].arg),
+        global_size=(groups[0] * local[0], groups[1] * local[1], groups[2] * local[2]),
+        local_size=local,
+        steps=steps,
+    )
