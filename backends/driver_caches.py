@@ -23,7 +23,9 @@ DRIVER_LIMIT_MIB: Final = 256
 # What a driver should find free at least; a compiled model takes some megabytes.
 NEEDED_BYTES: Final = 16 << 20
 
-_FOLDERS: Final = ("mesa", "pocl", "nvidia", "cuda", "amdvlk", "comgr", "intel", "clvk", "xdg")
+_VULKAN: Final = ("mesa", "nvidia", "amdvlk", "comgr", "xdg")
+_OPENCL: Final = ("mesa", "pocl", "nvidia", "cuda", "comgr", "intel", "clvk", "xdg")
+_FOLDERS: Final = tuple(sorted({*_VULKAN, *_OPENCL}))
 
 
 def environment(cache_root: Path) -> dict[str, str]:
@@ -82,6 +84,22 @@ def make_folders(cache_root: Path) -> None:
     if free < NEEDED_BYTES:
         text = f"{free} bytes are free, {NEEDED_BYTES} are needed"
         raise _unusable(root, errno.ENOSPC, text)
+
+
+def clear(cache_root: Path, backend: str) -> None:
+    """Deletes what the drivers of a backend keep; blocks, never raises.
+
+    For after a driver has ended its process: a cache that a power cut has damaged can be why.
+    PoCL aborts on one at each start, for ever. Processes that use the caches go on.
+    """
+    names = {"vulkan": _VULKAN, "opencl": _OPENCL}.get(backend, _FOLDERS)
+    for name in names:
+        with contextlib.suppress(OSError):
+            for entry in (_absolute(cache_root) / DRIVERS / name).iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
 
 
 def _unusable(folder: Path, number: int, reason: str) -> DriverError:

@@ -12,7 +12,7 @@ import pytest
 from devices import require_opencl, require_vulkan
 from small_disk import full_disk, read_only_disk
 
-from switchgear.backends.driver_caches import environment, make_folders
+from switchgear.backends.driver_caches import clear, environment, make_folders
 from switchgear.ipc.errors import DriverError
 
 
@@ -42,7 +42,7 @@ def test_the_reason_names_the_folder(tmp_path: Path) -> None:
         make_folders(tmp_path)
 
     assert (caught.value.domain, caught.value.name) == ("errno", "ENOTDIR")
-    assert str(tmp_path / "drivers" / "mesa") in caught.value.text
+    assert f"{tmp_path}/drivers/" in caught.value.text
 
 
 def test_a_read_only_disk_is_named(tmp_path: Path) -> None:
@@ -77,24 +77,36 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
 
 
-def run_with_caches(root: Path, home: Path, *arguments: str) -> None:
+def run_with_caches(
+    root: Path, home: Path, *arguments: str
+) -> subprocess.CompletedProcess[bytes]:
     make_folders(root)
-    home.mkdir()
-    subprocess.run(
+    home.mkdir(exist_ok=True)
+    return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environment(root), "HOME": str(home)},
-        check=True,
         capture_output=True,
     )
 
 
-def test_mesa_writes_there(tmp_path: Path) -> None:
+def flip_bytes(folder: Path) -> None:
+    for path in files_below(folder):
+        content = bytearray(path.read_bytes())
+        content[::97] = bytes(byte ^ 0x55 for byte in content[::97])
+        path.write_bytes(content)
+
+
+# Four kernels compiled twice: 4 s of CPU, as with PoCL.
+@pytest.mark.timeout(60)
+def test_mesa_writes_there_and_survives_damage(tmp_path: Path) -> None:
     require_vulkan()
     home = tmp_path / "home"
-    run_with_caches(tmp_path, home, "-m", "switchgear.backends.canary")
+    assert run_with_caches(tmp_path, home, "-m", "switchgear.backends.canary").returncode == 0
     assert files_below(tmp_path / "drivers" / "mesa")
     # Nothing where an ordinary program would have put it.
     assert files_below(home) == []
+    flip_bytes(tmp_path / "drivers" / "mesa")
+    assert run_with_caches(tmp_path, home, "-m", "switchgear.backends.canary").returncode == 0
 
 
 # One kernel is enough: each takes PoCL a second or more.
@@ -112,11 +124,35 @@ cl.enqueue_nd_range_kernel(queue, kernel, (1,), None).wait()
 """
 
 
-def test_pocl_and_pyopencl_write_there(tmp_path: Path) -> None:
+# PoCL compiles for 3 s of CPU here, which a busy machine makes ten times as long.
+@pytest.mark.timeout(60)
+def test_pocl_and_pyopencl_write_there_and_a_cleared_cache_works_again(tmp_path: Path) -> None:
     require_opencl()
     home = tmp_path / "home"
-    run_with_caches(tmp_path, home, "-c", ONE_KERNEL)
+    assert run_with_caches(tmp_path, home, "-c", ONE_KERNEL).returncode == 0
     assert files_below(tmp_path / "drivers" / "pocl")
     # pyopencl has a cache of its own.
     assert files_below(tmp_path / "drivers" / "xdg")
     assert files_below(home) == []
+
+    flip_bytes(tmp_path / "drivers")
+    clear(tmp_path, "opencl")
+    assert files_below(tmp_path / "drivers") == []
+    assert run_with_caches(tmp_path, home, "-c", ONE_KERNEL).returncode == 0
+    assert files_below(tmp_path / "drivers" / "pocl")
+
+
+def test_clearing_keeps_what_is_not_the_backends(tmp_path: Path) -> None:
+    make_folders(tmp_path)
+    others = [tmp_path / "blobs" / "a.blob", tmp_path / "drivers" / "pocl" / "program"]
+    mesa = tmp_path / "drivers" / "mesa" / "part" / "shader"
+    outside = tmp_path / "outside"
+    for path in (*others, mesa, outside):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+
+    (tmp_path / "drivers" / "mesa" / "link").symlink_to(outside)
+    clear(tmp_path, "vulkan")
+    assert all(path.exists() for path in (*others, outside))
+    assert list((tmp_path / "drivers" / "mesa").iterdir()) == []
+    clear(tmp_path / "absent", "vulkan")
