@@ -15,6 +15,7 @@ from small_network import small_network
 
 from switchgear.backends import generate
 from switchgear.backends.litert.status import VULKAN_CODES
+from switchgear.backends.npu.probe import convolution
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +91,21 @@ def test_integers_pass_unchanged(dtype: str, tmp_path: Path) -> None:
 
     assert loaded["same_info"]
     assert set(share.values()) == {0.0}
+
+
+def test_a_quantised_model_runs_on_the_gpu_too(tmp_path: Path) -> None:
+    """Its buffers look like the CPU's; that it needs the device tells."""
+    model, _, _ = convolution("int8")
+    path = written(tmp_path, model)
+    steps: Steps = [["load", path, "fp32", {}], ["run", 1]]
+    loaded, share = on_gpu(steps).answers
+    assert loaded["same_info"]
+    # One step of 127.
+    assert max(share.values()) < 1.01 / 127
+
+    lost = {**native_build.vulkan_fault_layer(), "SWITCHGEAR_TEST_FAULT": "submit:lost"}
+    answers = on_gpu(steps, **lost).answers
+    assert answers[-1]["error"][2] == "VK_ERROR_DEVICE_LOST"
 
 
 def test_other_shapes(tmp_path: Path) -> None:

@@ -85,17 +85,18 @@ class VulkanBackend:
 
         description = describe(request)
         check_plain(description.info)
-        model = self._compile(request.path, precision)
+        model, said = self._compile(request.path, precision)
         resize(self._engine, model, description, request.shapes)
         # Last: other shapes could move it.
-        check_on_gpu(self._engine.call(lambda: buffer_types(model)))
+        types = self._engine.call(lambda: buffer_types(model))
+        check_on_gpu(types, said, description.info)
         coverage = Coverage(description.nodes, description.nodes, 1.0)
         return CompiledInstance(self._engine, description, model, precision, coverage)
 
     def close(self) -> None:
         self._engine.close()
 
-    def _compile(self, path: str, precision: str) -> Any:
+    def _compile(self, path: str, precision: str) -> tuple[Any, str]:
         if self._absent is not None:
             # The engine tells the loader's reason once; the next worker asks anew.
             raise self._absent
@@ -122,4 +123,4 @@ class VulkanBackend:
                 "the engine does not say which GPU it has taken",
             )
 
-        return model
+        return model, said

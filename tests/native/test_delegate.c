@@ -1,5 +1,6 @@
 /* A small but real TFLite external delegate, for the tests: it computes FLOAT32 ADD, CONV_2D and
- * DEPTHWISE_CONV_2D itself, on the CPU, and can fail or be slow on demand.
+ * DEPTHWISE_CONV_2D itself, on the CPU, and can fail or be slow on demand. Weights may be stored
+ * as half floats behind a DEQUANTIZE.
  *
  * Options (all strings):
  *   mode        ok | none (claims nothing) | add_only (claims ADD only) | lie (its numbers are
@@ -7,7 +8,9 @@
  *               fail_create | fail_prepare | fail_allocate (of a partition) | fail_invoke
  *   fail_after  fail_invoke lets this many partition runs pass first
  *   latency_us  extra time per partition run
+ *   latency_file  a file with the extra time per partition run, read anew each time
  *   max_nodes   claims at most this many nodes
+ *   int8        1: claims quantised convolutions too, and computes them in floats
  *   abort_after aborts the process in the partition run after this many
  *   busy_file   keeps its cumulative busy time there, in microseconds, as a driver's counter does
  *   busy_back   that counter runs backwards, as one that is reset again and again seems to
@@ -25,11 +28,14 @@
 #include <unistd.h>
 
 typedef enum { OK = 0, ERROR = 1, DELEGATE_ERROR = 2 } Status;
-enum { FLOAT32 = 1, CONSTANT = 1, RELU = 1, RELU6 = 3, SAME = 1 };
-enum { ADD = 0, CONV_2D = 3, DEPTHWISE_CONV_2D = 4, CUSTOM = 32 };
+enum { FLOAT32 = 1, INT32 = 2, INT8 = 9, FLOAT16 = 10 };
+enum { CONSTANT = 1, RELU = 1, RELU6 = 3, SAME = 1 };
+enum { ADD = 0, CONV_2D = 3, DEPTHWISE_CONV_2D = 4, DEQUANTIZE = 6, CUSTOM = 32 };
 
 typedef struct { int size; int data[]; } IntArray;
 typedef struct { float scale; int32_t zero_point; } Scale;
+typedef struct { int size; float data[]; } FloatArray;
+typedef struct { FloatArray *scale; IntArray *zero_point; int32_t axis; } Affine;
 typedef struct {
     int type;
     void *data;
@@ -105,14 +111,16 @@ typedef struct {
     enum mode mode;
     int fail_after, abort_after, latency_us, max_nodes, runs;
     uint64_t busy_us;
-    int busy_back;
-    char busy_file[512];
+    int busy_back, int8;
+    int *halves; /* of each tensor: the constant of half floats that it is the widened one of */
+    char busy_file[512], latency_file[512];
 } Options;
 
 typedef struct {
-    int code, a, b, bias, out, activation;
+    int code, a, b, out, activation;
     int padding, stride_w, stride_h;
     float *weights; /* [kh][kw][in][out], so that the inner loop runs over outputs */
+    float *biases;
 } Step;
 typedef struct { int count; Step *steps; void **own; size_t own_count; Options *options; } Partition;
 
@@ -130,7 +138,49 @@ static float activate(float v, int activation)
     return activation == RELU6 && v > 6 ? 6 : v;
 }
 
-static float *data_of(Context *c, Partition *p, int tensor)
+static float half(uint16_t h)
+{
+    int exponent = h >> 10 & 31, mantissa = h & 1023;
+    float value = exponent ? (float)(1024 + mantissa) : (float)mantissa;
+    for (int e = exponent ? exponent : 1; e < 25; e++)
+        value /= 2;
+    for (int e = 25; e < exponent; e++)
+        value *= 2;
+    return h & 0x8000 ? -value : value;
+}
+
+static size_t count_of(const Tensor *t)
+{
+    size_t count = 1;
+    for (int i = 0; i < t->dims->size; i++)
+        count *= (size_t)t->dims->data[i];
+    return count;
+}
+
+/* A constant's real values; Each element by the scale of its channel where there are several. */
+static float *widened(const Tensor *t)
+{
+    size_t count = count_of(t), inner = 1;
+    const Affine *affine = t->quantization.params;
+    float *to = malloc(sizeof *to * count);
+    for (int i = affine ? affine->axis + 1 : 0; i < t->dims->size; i++)
+        inner *= (size_t)t->dims->data[i];
+    for (size_t i = 0; i < count; i++) {
+        float scale = affine && affine->scale->size > 1
+            ? affine->scale->data[i / inner % (size_t)affine->scale->size] : t->scale.scale;
+        if (t->type == FLOAT32)
+            to[i] = ((const float *)t->data)[i];
+        else if (t->type == FLOAT16)
+            to[i] = half(((const uint16_t *)t->data)[i]);
+        else if (t->type == INT32)
+            to[i] = scale * (float)((const int32_t *)t->data)[i];
+        else
+            to[i] = scale * (float)(((const int8_t *)t->data)[i] - t->scale.zero_point);
+    }
+    return to;
+}
+
+static void *data_of(Context *c, Partition *p, int tensor)
 {
     return p->own[tensor] ? p->own[tensor] : c->tensors[tensor].data;
 }
@@ -158,16 +208,23 @@ static int pad_before(int padding, int in, int out, int kernel, int stride)
 
 static void convolve(Context *c, Partition *p, const Step *s)
 {
-    const int *in = c->tensors[s->a].dims->data, *k = c->tensors[s->b].dims->data;
-    const int *shape = c->tensors[s->out].dims->data;
-    const float *x = data_of(c, p, s->a), *bias = c->tensors[s->bias].data;
-    float *y = data_of(c, p, s->out);
+    const Tensor *from = &c->tensors[s->a], *to = &c->tensors[s->out];
+    const int *in = from->dims->data, *k = c->tensors[s->b].dims->data;
+    const int *shape = to->dims->data;
+    int8_t *stored = data_of(c, p, s->out);
+    float *x = data_of(c, p, s->a), *y = (float *)stored, *wide_in = NULL, *wide_out = NULL;
+    if (from->type == INT8) {
+        Tensor quantised = *from;
+        quantised.data = x;
+        x = wide_in = widened(&quantised);
+        y = wide_out = malloc(sizeof *y * count_of(to));
+    }
     int channels = in[3], outputs = shape[3], depthwise = s->code == DEPTHWISE_CONV_2D;
     int top = pad_before(s->padding, in[1], shape[1], k[1], s->stride_h);
     int left = pad_before(s->padding, in[2], shape[2], k[2], s->stride_w);
     for (int oy = 0; oy < shape[1]; oy++)
         for (int ox = 0; ox < shape[2]; ox++, y += outputs) {
-            memcpy(y, bias, sizeof *y * (size_t)outputs);
+            memcpy(y, s->biases, sizeof *y * (size_t)outputs);
             for (int ky = 0; ky < k[1]; ky++)
                 for (int kx = 0; kx < k[2]; kx++) {
                     int iy = oy * s->stride_h - top + ky, ix = ox * s->stride_w - left + kx;
@@ -187,22 +244,35 @@ static void convolve(Context *c, Partition *p, const Step *s)
             for (int o = 0; o < outputs; o++)
                 y[o] = activate(y[o], s->activation);
         }
+    for (size_t i = 0; wide_out && i < count_of(to); i++) {
+        float step = wide_out[i] / to->scale.scale + (float)to->scale.zero_point;
+        step = step < -128 ? -128 : step > 127 ? 127 : step;
+        stored[i] = (int8_t)(step + (step < 0 ? -0.5f : 0.5f));
+    }
+    free(wide_in), free(wide_out);
+}
+
+/* The constant behind a weight or bias, NULL where it is computed. */
+static const Tensor *constant(Context *c, const Options *o, int tensor)
+{
+    if (c->tensors[tensor].allocation_type == CONSTANT)
+        return &c->tensors[tensor];
+    return o->halves[tensor] >= 0 ? &c->tensors[o->halves[tensor]] : NULL;
 }
 
 /* [out][kh][kw][in] to [kh][kw][in][out]; a depthwise filter is [1][kh][kw][out] already. */
 static float *transposed(const Tensor *filter, int code)
 {
     const int *k = filter->dims->data;
-    float *to = malloc(filter->bytes);
-    const float *from = filter->data;
-    if (code == DEPTHWISE_CONV_2D) {
-        memcpy(to, from, filter->bytes);
-        return to;
-    }
+    float *from = widened(filter);
+    if (code == DEPTHWISE_CONV_2D)
+        return from;
+    float *to = malloc(sizeof *to * count_of(filter));
     int taps = k[1] * k[2] * k[3];
     for (int o = 0; o < k[0]; o++)
         for (int i = 0; i < taps; i++)
             to[(size_t)i * k[0] + o] = from[(size_t)o * taps + i];
+    free(from);
     return to;
 }
 
@@ -223,9 +293,11 @@ static void *partition_init(Context *c, const char *buffer, size_t length)
         Step *s = &p->steps[i];
         s->code = registration->builtin_code;
         s->a = node->inputs->data[0];
-        s->b = node->inputs->data[1];
+        s->b = node->inputs->size > 1 ? node->inputs->data[1] : -1;
         s->out = node->outputs->data[0];
-        if (s->code == ADD) {
+        if (s->code == DEQUANTIZE) {
+            s->weights = widened(&c->tensors[s->a]);
+        } else if (s->code == ADD) {
             s->activation = *(int *)node->builtin_data;
         } else if (s->code == CONV_2D) {
             const Conv *conv = node->builtin_data;
@@ -236,9 +308,9 @@ static void *partition_init(Context *c, const char *buffer, size_t length)
             s->padding = conv->padding, s->activation = conv->activation;
             s->stride_w = conv->stride_w, s->stride_h = conv->stride_h;
         }
-        if (s->code != ADD) {
-            s->bias = node->inputs->data[2];
-            s->weights = transposed(&c->tensors[s->b], s->code);
+        if (s->code == CONV_2D || s->code == DEPTHWISE_CONV_2D) {
+            s->biases = widened(constant(c, p->options, node->inputs->data[2]));
+            s->weights = transposed(constant(c, p->options, s->b), s->code);
         }
         /* Tensors inside a partition get no memory from the interpreter. */
         bool outside = false;
@@ -255,7 +327,7 @@ static void partition_free(Context *c, void *data)
     Partition *p = data;
     (void)c;
     for (int i = 0; i < p->count; i++)
-        free(p->steps[i].weights);
+        free(p->steps[i].weights), free(p->steps[i].biases);
     for (size_t i = 0; i < p->own_count; i++)
         free(p->own[i]);
     free(p->steps), free(p->own), free(p);
@@ -301,11 +373,23 @@ static Status partition_invoke(Context *c, Node *node)
     }
     while (o->mode == MODE_HANG)
         pause();
+    if (o->latency_file[0]) {
+        FILE *file = fopen(o->latency_file, "r");
+        if (file) {
+            if (fscanf(file, "%d", &o->latency_us) != 1)
+                o->latency_us = 0;
+            fclose(file);
+        }
+    }
     if (o->latency_us)
         usleep((useconds_t)o->latency_us);
     for (int i = 0; i < p->count; i++) {
-        (p->steps[i].code == ADD ? add : convolve)(c, p, &p->steps[i]);
-        if (o->mode == MODE_LIE)
+        const Step *s = &p->steps[i];
+        if (s->code == DEQUANTIZE)
+            memcpy(data_of(c, p, s->out), s->weights, c->tensors[s->out].bytes);
+        else
+            (s->code == ADD ? add : convolve)(c, p, s);
+        if (o->mode == MODE_LIE && c->tensors[s->out].type == FLOAT32)
             shrink(c, p, p->steps[i].out);
     }
     o->busy_us += now_us() - begin;
@@ -319,31 +403,38 @@ static bool same_shape(const Tensor *a, const Tensor *b)
         && !memcmp(a->dims->data, b->dims->data, sizeof(int) * (size_t)a->dims->size);
 }
 
-static bool can_run(Context *c, const Node *node, const Registration *registration)
+static bool can_run(Context *c, const Options *o, const Node *node, const Registration *reg)
 {
-    if (registration->custom_name || node->inputs->size < 2 || node->outputs->size != 1)
+    if (reg->custom_name || node->outputs->size != 1)
         return false;
-    const Tensor *a = &c->tensors[node->inputs->data[0]], *b = &c->tensors[node->inputs->data[1]];
+    const Tensor *a = &c->tensors[node->inputs->data[0]];
     const Tensor *out = &c->tensors[node->outputs->data[0]];
-    if (a->type != FLOAT32 || b->type != FLOAT32 || out->type != FLOAT32 || !node->builtin_data)
+    int activation, code = reg->builtin_code;
+    if (code == DEQUANTIZE)
+        return o->halves[node->outputs->data[0]] >= 0;
+    if (node->inputs->size < 2 || !node->builtin_data)
         return false;
-    int activation, code = registration->builtin_code;
+    const Tensor *b = &c->tensors[node->inputs->data[1]];
+    bool floats = a->type == FLOAT32 && b->type == FLOAT32 && out->type == FLOAT32;
+    bool bytes = a->type == INT8 && b->type == INT8 && out->type == INT8 && o->int8;
     if (code == ADD) {
         activation = *(int *)node->builtin_data;
-        if (!same_shape(a, b))
+        if (!floats || !same_shape(a, b))
             return false;
     } else if (code == CONV_2D || code == DEPTHWISE_CONV_2D) {
+        if (!floats && !bytes)
+            return false;
         if (node->inputs->size != 3 || a->dims->size != 4 || a->dims->data[0] != 1)
             return false;
-        if (b->allocation_type != CONSTANT
-            || c->tensors[node->inputs->data[2]].allocation_type != CONSTANT)
+        if (!constant(c, o, node->inputs->data[1]) || !constant(c, o, node->inputs->data[2]))
             return false;
         const Conv *conv = node->builtin_data;
         const Depthwise *deep = node->builtin_data;
         bool plain = code == CONV_2D
             ? conv->dilation_w == 1 && conv->dilation_h == 1
                 && b->dims->data[3] == a->dims->data[3]
-            : deep->dilation_w == 1 && deep->dilation_h == 1 && deep->multiplier == 1;
+            : deep->dilation_w == 1 && deep->dilation_h == 1
+                && b->dims->data[3] == a->dims->data[3];
         if (!plain)
             return false;
         activation = code == CONV_2D ? conv->activation : deep->activation;
@@ -351,6 +442,25 @@ static bool can_run(Context *c, const Node *node, const Registration *registrati
         return false;
     }
     return activation == 0 || activation == RELU || activation == RELU6;
+}
+
+/* Which tensors are constants of half floats, widened. */
+static void find_halves(Context *c, Options *o, const IntArray *plan)
+{
+    free(o->halves);
+    o->halves = malloc(sizeof *o->halves * c->tensors_size);
+    for (size_t i = 0; i < c->tensors_size; i++)
+        o->halves[i] = -1;
+    for (int i = 0; i < plan->size; i++) {
+        Node *node;
+        Registration *registration;
+        if (c->get_node(c, plan->data[i], &node, &registration) != OK
+            || registration->builtin_code != DEQUANTIZE)
+            continue;
+        const Tensor *from = &c->tensors[node->inputs->data[0]];
+        if (from->type == FLOAT16 && from->allocation_type == CONSTANT)
+            o->halves[node->outputs->data[0]] = node->inputs->data[0];
+    }
 }
 
 static Status prepare(Context *c, Delegate *delegate)
@@ -369,6 +479,7 @@ static Status prepare(Context *c, Delegate *delegate)
     IntArray *plan;
     if (c->get_execution_plan(c, &plan) != OK)
         return ERROR;
+    find_halves(c, o, plan);
     IntArray *chosen = malloc(sizeof *chosen + sizeof(int) * (size_t)plan->size);
     chosen->size = 0;
     for (int i = 0; i < plan->size; i++) {
@@ -378,7 +489,7 @@ static Status prepare(Context *c, Delegate *delegate)
             break;
         if (c->get_node(c, plan->data[i], &node, &registration) == OK
             && (o->mode != MODE_ADD_ONLY || registration->builtin_code == ADD)
-            && can_run(c, node, registration))
+            && can_run(c, o, node, registration))
             chosen->data[chosen->size++] = plan->data[i];
     }
     Registration kernel = {
@@ -405,8 +516,10 @@ static bool named_mode(const char *name, enum mode *mode)
 
 EXPORT void tflite_plugin_destroy_delegate(Delegate *delegate)
 {
-    if (delegate)
+    if (delegate) {
+        free(((Options *)delegate->data)->halves);
         free(delegate->data);
+    }
     free(delegate);
 }
 
@@ -426,8 +539,12 @@ EXPORT Delegate *tflite_plugin_create_delegate(
             o->latency_us = atoi(value);
         else if (!strcmp(key, "max_nodes"))
             o->max_nodes = atoi(value);
+        else if (!strcmp(key, "int8"))
+            o->int8 = atoi(value);
         else if (!strcmp(key, "busy_back"))
             o->busy_back = atoi(value);
+        else if (!strcmp(key, "latency_file"))
+            snprintf(o->latency_file, sizeof o->latency_file, "%s", value);
         else if (!strcmp(key, "busy_file"))
             snprintf(o->busy_file, sizeof o->busy_file, "%s", value);
         else if (strcmp(key, "mode"))
