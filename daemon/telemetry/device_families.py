@@ -25,8 +25,8 @@ BREAKER_STATES: Final = (
 @dataclass(frozen=True, slots=True)
 class BreakerRow:
     """One breaker since the daemon's start. `level` is device, backend or pair; `subject`
-    names it within that level. `trips` counts openings by cause, `probes` ended series of probes
-    by result (`good`, `bad`)."""
+    names it within that level. `trips` counts openings by cause, `probes` series of probes by
+    how they ended (`good`, `bad`)."""
 
     level: str
     subject: str
