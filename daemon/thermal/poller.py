@@ -164,6 +164,14 @@ class Poller:
         if find:
             self._find_at_s = now_s
 
+    def close(self) -> list[threading.Thread]:
+        """Lets the workers end. Returns them: one that hangs may never do."""
+        workers = [self._worker, *self._left]
+        for worker in workers:
+            worker.leave()
+
+        return list(workers)
+
     def work(self) -> tuple[bool, list[Sample]]:
         """Does what is due. Returns whether the sensors changed, and new samples."""
         now_s = monotonic()
