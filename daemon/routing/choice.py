@@ -6,7 +6,13 @@ from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from switchgear.daemon.routing.policies import LATE_WEIGHT
-from switchgear.daemon.routing.scores import MARGIN_SPREADS, Row, limit_for, scores_of
+from switchgear.daemon.routing.scores import (
+    MARGIN_SPREADS,
+    Row,
+    late_scores,
+    limit_for,
+    scores_of,
+)
 from switchgear.ipc.record import Reason
 
 if TYPE_CHECKING:
@@ -39,11 +45,10 @@ _TRIPPED: Final = int(Reason.TRIPPED)
 _DEGRADED: Final = int(Reason.DEGRADED)
 _PROBE: Final = int(Reason.PROBE)
 _NO_REASON: Final = int(Reason.NONE)
-# The protocol's word for a pair that its backend refuses.
-# A shedding device is given more than its share where every other answer would be later than in
-# time, by this score: a millisecond of lateness.
-SHEDDING: Final = "shedding"
+# A share (shedding, ramping) is kept where another place answers in time, or late by less than
+# this score, a millisecond; it is no reason to be late or to refuse a request.
 OFF_TURN: Final = LATE_WEIGHT
+# The protocol's word for a pair that its backend refuses.
 UNSUPPORTED_STATES: Final = frozenset({"degraded", "unsupported"})
 
 
@@ -179,8 +184,8 @@ class Inputs(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """`chosen` is the index of a row, -1 for none, `hedge` that of a second one; the home is as it
-    is afterwards."""
+    """`chosen` is the index of a row, -1 for none, `hedge` that of a second one; the home is
+    as it is afterwards."""
 
     chosen: int
     reason: int
@@ -229,7 +234,10 @@ def choose(
     if verdict[0] >= 0:
         chosen = candidates[verdict[0]]
         if chosen.share < 1.0:
-            chosen.credit = max(0.0, chosen.credit - 1.0)
+            # Every API of a device shares its turn.
+            for candidate in candidates:
+                if candidate.device == chosen.device:
+                    candidate.credit = max(0.0, candidate.credit - 1.0)
 
     if ring is not None:
         ring.add(request, inputs, verdict)
@@ -251,7 +259,11 @@ def decide(inputs: Inputs, policy: Policy) -> Verdict:
         return Verdict(0 if rows[0].open else NONE, reason, NONE, rows[0].key, since_s)
 
     limit_ms = limit_for(rows, policy, limit_ms)
-    scores = scores_of(rows, policy, limit_ms, case_headroom_c, home)
+    if limit_ms == inputs.limit_ms and _all_late(rows, limit_ms):
+        scores = late_scores(rows, limit_ms)
+    else:
+        scores = scores_of(rows, policy, limit_ms, case_headroom_c, home)
+
     best = all_best = at_home = NONE
     best_score = all_score = inf
     for index, score in enumerate(scores):
@@ -262,21 +274,14 @@ def decide(inputs: Inputs, policy: Policy) -> Verdict:
         if row[3]:
             if score < best_score:
                 best, best_score = index, score
-        elif row[4] == SHEDDING and score + OFF_TURN < best_score:
-            # Shedding is a forecast: it is no reason to be late.
+        elif row[2] > 0.0 and score + OFF_TURN < best_score:
             best, best_score = index, score + OFF_TURN
 
         if row[0] == home:
             at_home = index
 
     if best == NONE:
-        # Nobody's turn; but a share is no reason to refuse a request.
-        shared = [index for index, row in enumerate(rows) if row.share > 0.0]
-        if not shared:
-            return Verdict(NONE, _NO_REASON, NONE, home, since_s)
-
-        best = min(shared, key=scores.__getitem__)
-        return Verdict(best, _reason(rows, best, all_best), NONE, home, since_s)
+        return Verdict(NONE, _NO_REASON, NONE, home, since_s)
 
     if flags & EXPLORE:
         unseen = _least_known(rows, limit_ms, best)
@@ -303,6 +308,16 @@ def decide(inputs: Inputs, policy: Policy) -> Verdict:
 
     hedge = _second(rows, chosen) if flags & HEDGE else NONE
     return Verdict(chosen, _reason(rows, chosen, all_best), hedge, home, since_s)
+
+
+def _all_late(rows: Sequence[Row], limit_ms: float) -> bool:
+    """Whether no row that takes any requests is expected to answer in time."""
+    # A generator would cost as much as the rest of the choice.
+    for row in rows:  # noqa: SIM110
+        if row[2] > 0.0 and row[5] + row[6] + row[8] <= limit_ms:
+            return False
+
+    return True
 
 
 def _leave(

@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def limit_for(rows: Sequence[Row], policy: Policy, limit_ms: float) -> float:
-    """Up to when an answer is in time, in ms from now; infinite where no row is open.
+    """Up to when an answer is in time, in ms from now; infinite where no row is.
 
     The session's own limit where a candidate could keep it, were it not for its queue: while it
     has one, all are late and the earliest is best. Where no run is short enough, or there is no
@@ -55,7 +55,7 @@ def limit_for(rows: Sequence[Row], policy: Policy, limit_ms: float) -> float:
     """
     lucky_least = sure_least = inf
     for row in rows:
-        if not row[3]:
+        if row[2] <= 0.0:
             continue
 
         _, _, _, _, _, wait, service, spread, switch, _, _, _ = row
@@ -71,6 +71,17 @@ def limit_for(rows: Sequence[Row], policy: Policy, limit_ms: float) -> float:
         return limit_ms
 
     return policy.tolerance * sure_least
+
+
+def late_scores(rows: Sequence[Row], limit_ms: float) -> list[float]:
+    """Scores for a request that no open row is expected to answer within `limit_ms`.
+
+    It is late anyway: it goes where it makes the fewest others late. A run on a device that is
+    fast enough costs the next request as long as it takes there; one on a device that is too
+    slow for anybody costs nothing but itself.
+    """
+    able = {row.kind for row in rows if row.share > 0.0 and row[6] + row[8] <= limit_ms}
+    return [row[5] + row[6] + row[8] + (row[6] if row.kind in able else 0.0) for row in rows]
 
 
 def scores_of(
