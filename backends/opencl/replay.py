@@ -11,6 +11,7 @@ import itertools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Any, Final
 
 from switchgear.backends.opencl.artefact import (
@@ -227,8 +228,16 @@ class Replay:
 
         :raises DriverError: as `run`.
         """
+        profiles = [times for _, times in self.profiled_runs(rounds)]
+        return [min(times) for times in zip(*profiles, strict=True)]
+
+    def profiled_runs(self, rounds: int) -> list[tuple[int, list[int]]]:
+        """Runs as `launch_times_ns`: the host's time for all launches, and each one's own.
+
+        :raises DriverError: as `run`.
+        """
         cl = self._cl
-        least = [1 << 62] * len(self._launches)
+        found = []
         with driver_errors():
             # The slot of the last run may be gone.
             for index in self._direct:
@@ -241,16 +250,17 @@ class Replay:
                 properties=cl.command_queue_properties.PROFILING_ENABLE,
             )
             for _ in range(rounds):
+                begin_ns = monotonic_ns()
                 events = [
                     cl.enqueue_nd_range_kernel(queue, kernel, global_size, local_size)
                     for kernel, global_size, local_size in self._launches
                 ]
                 queue.finish()
-                for number, event in enumerate(events):
-                    took = event.profile.end - event.profile.start
-                    least[number] = min(least[number], took)
+                took_ns = monotonic_ns() - begin_ns
+                times = [event.profile.end - event.profile.start for event in events]
+                found.append((took_ns, times))
 
-        return least
+        return found
 
     def write_constant(self, index: int, data: memoryview) -> None:
         """Puts other bytes into a constant buffer of this replay, blocking.
