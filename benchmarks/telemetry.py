@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from figures import Figures
 
+from switchgear.daemon.routing.choice import Inputs, Verdict
+from switchgear.daemon.routing.ring import DecisionRing
 from switchgear.daemon.telemetry.exposition import render
 from switchgear.daemon.telemetry.requests import MAX_MODELS, Meter, RequestCounts
 from switchgear.ipc.record import Kind, Record
@@ -60,6 +62,7 @@ def a_request(meter: Meter) -> Any:
         dispatch_ns=1_060_000,
         attempts=0,
         priority=2,
+        reason=5,
     )
 
 
@@ -92,6 +95,21 @@ async def measure(figures: Figures, count: int) -> None:
             request.session.meter.finished(request, reply, 4_000_000, 6_000_000)
 
     figures.add("metrics_us", best_us(finish, count), "us", how="no trace runs")
+    ring = DecisionRing()
+    inputs = Inputs(0.0, 0, 0.0, "cpu", 0.0, "", 0, 0.0, ())
+    verdict = Verdict(0, 1, -1, "cpu", 0.0)
+
+    def finish_and_decide() -> None:
+        finish()
+        ring.add(1, inputs, verdict)
+
+    figures.add(
+        "metrics_and_ring_us",
+        best_us(finish_and_decide, count),
+        "us",
+        LIMIT_US,
+        how="and the decision, which is made anyway, is kept in its ring",
+    )
     watcher = counts.recorder.watch(None)
 
     def finish_and_record() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from switchgear.daemon import lane as lane_module
+from switchgear.daemon.telemetry import metrics as metrics_module
 from switchgear.daemon.telemetry import requests
 from switchgear.daemon.telemetry.device_families import (
     BREAKER_STATES,
@@ -29,6 +30,7 @@ from switchgear.daemon.telemetry.device_families import (
 )
 from switchgear.daemon.telemetry.exposition import parse, render
 from switchgear.daemon.telemetry.families import MAX_SAMPLES, Distribution, Family
+from switchgear.daemon.telemetry.metrics import Metrics
 from switchgear.daemon.telemetry.requests import BOUNDS_NS, OTHER, RequestCounts
 from switchgear.ipc.errors import BY_CODE
 from switchgear.ipc.record import Kind, Record
@@ -331,3 +333,75 @@ def test_every_way_to_be_answered_is_counted_once() -> None:
         ("cpu", "Cancelled"): 1,
         ("cpu", "ClientGone"): 1,
     }
+
+
+# A whole answer.
+
+
+class Pool:
+    @staticmethod
+    def lanes() -> list[Any]:
+        return []
+
+
+def metrics_of(monkeypatch: pytest.MonkeyPatch, *visible_to_user: Any) -> Metrics:
+    """Metrics of a service whose user 1 sees some models, and whose operator is user 0."""
+    monkeypatch.setattr("switchgear.daemon.status.backend_states", lambda service: [])
+    service: Any = SimpleNamespace(
+        ready=True,
+        version="0",
+        info=lambda: {"uptime_s": 1.0},
+        problems=[],
+        pool=Pool,
+        router=SimpleNamespace(board=None),
+        sessions=SimpleNamespace(opened=0, in_flight=0, all=list),
+        server=SimpleNamespace(connections=[]),
+        models=SimpleNamespace(all_for=lambda uid: list(visible_to_user) if uid else []),
+        is_operator=lambda uid: uid == 0,
+    )
+    service.pool.group_of = str
+    return Metrics(service)
+
+
+def test_a_user_sees_the_own_models_by_name_and_an_operator_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metrics = metrics_of(monkeypatch, named("mine"))
+    served(metrics.requests, named("mine"), 1.0)
+    served(metrics.requests, named("theirs"), 1.0)
+
+    def names(viewer: int | None) -> set[str]:
+        read = foreign(asyncio.run(metrics.text(viewer)))
+        return {dict(key)["model"] for key in read["switchgear_requests_total"]}
+
+    assert names(0) == names(None) == {"mine", "theirs"}
+    assert names(1) == {"mine", OTHER}
+
+
+def test_an_answer_takes_turns_with_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "TURN_NS", 0)
+    metrics = metrics_of(monkeypatch)
+    for number in range(20):
+        served(metrics.requests, named(f"m{number}"), 1.0)
+
+    async def scenario() -> int:
+        turns = 0
+        task = asyncio.create_task(metrics.text(None))
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+
+        return turns
+
+    assert asyncio.run(scenario()) > 60
+
+
+def test_what_was_cut_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = metrics_of(monkeypatch)
+    full = Family("g", "gauge", "", ("a",))
+    for number in range(MAX_SAMPLES + 3):
+        full.set(1.0, str(number))
+
+    metrics.sources.append(lambda viewer: [full])
+    read = foreign(asyncio.run(metrics.text(None)))
+    assert read["switchgear_metrics_cut"] == {(): 3}

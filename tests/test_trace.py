@@ -120,6 +120,7 @@ def test_requests_their_waits_runs_and_replies(
         assert run.end_ns - run.begin_ns <= int(run.details["run_ns"]) + 1
         assert request.details["backend"] == "cpu"
         assert request.details["outcome"] == "ok"
+        assert request.details["reason"] != "none"
         number = request.name.removeprefix("request ")
         assert (wait.name, run.name) == (f"wait {number}", f"run {number}")
 

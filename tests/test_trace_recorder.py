@@ -59,6 +59,7 @@ def request_of(session: int = 1, uid: int = 1000, lane: Any = None, number: int 
         dispatch_ns=2_000 if lane is not None else 0,
         attempts=0,
         priority=2,
+        reason=5,
     )
 
 
@@ -118,7 +119,7 @@ def test_a_row_has_its_columns_and_names_are_told_once() -> None:
     finish(recorder, request_of(lane=lane))
     first = watcher.take()
     (row,) = first["requests"]
-    assert row == (1, 7, 0, 1_000, 2_000, 500, 9_000, 0, 0, 0, 2)
+    assert row == (1, 7, 0, 1_000, 2_000, 500, 9_000, 0, 0, 0, 2, 5)
     assert first["lanes"] == [
         {"number": 0, "backend": "cpu", "lane": "interactive", "group": "0", "pid": 77}
     ]

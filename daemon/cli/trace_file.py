@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from switchgear.ipc.record import Reason
+
 if TYPE_CHECKING:
     from switchgear.daemon.cli.trace_rows import Rows, TracedLane, TracedRequest
 
@@ -31,6 +33,8 @@ _INSTANT: Final = 0
 _END: Final = 1
 _BEGIN: Final = 2
 _PRIORITIES: Final = {1: "high", 2: "normal", 3: "batch"}
+# Why the backend was chosen.
+_REASONS: Final = {int(reason): reason.name.lower() for reason in Reason}
 
 
 def write_trace(rows: Rows, schema: Any) -> bytes:
@@ -158,6 +162,7 @@ class _Writer:
             "backend": lane.backend if lane is not None else "none",
             "priority": _PRIORITIES.get(request.priority, str(request.priority)),
             "retries": request.attempts,
+            "reason": _REASONS.get(request.reason, str(request.reason)),
         }
         span_ns = (request.arrival_ns, end_ns)
         self._slice(track, span_ns, f"request {request.request}", flow, details)

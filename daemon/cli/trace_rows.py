@@ -48,6 +48,7 @@ class TracedRequest:
     code: int
     attempts: int
     priority: int
+    reason: int
 
     @property
     def outcome(self) -> str:

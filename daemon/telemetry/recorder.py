@@ -35,7 +35,7 @@ MAX_NAMES: Final = 4096
 # Of a request's row, in this order; `dispatch_ns` and `run_ns` are 0 where it never ran.
 COLUMNS: Final = (
     "session", "request", "lane", "arrival_ns", "dispatch_ns", "run_ns", "reply_ns",
-    "domain", "code", "attempts", "priority",
+    "domain", "code", "attempts", "priority", "reason",
 )  # fmt: skip
 NO_LANE: Final = -1
 MAX_TEXT: Final = 512
@@ -98,6 +98,7 @@ class Watcher:
                 code,
                 request.attempts,
                 request.priority,
+                request.reason,
             )
         )
         if len(rows) == ROWS_PER_ANSWER:
