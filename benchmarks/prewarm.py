@@ -104,6 +104,12 @@ def add_opencl(figures: Figures, root: Path, model: Path, runs: int) -> None:
         how=f"backend opened, loaded, first result; median of {runs} new processes",
     )
     figures.add(
+        "opencl_warm_cpu_s",
+        statistics.median(each["cpu_s"] for each in warm),
+        "s",
+        how="the CPU time of it, all threads: what is left on a busy machine",
+    )
+    figures.add(
         "opencl_process_s",
         statistics.median(each["process_s"] for each in warm),
         "s",

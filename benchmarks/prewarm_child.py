@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from importlib import import_module
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, process_time
 from typing import Any
 
 from switchgear.backends.contract import LoadRequest
@@ -27,6 +27,7 @@ def main() -> None:
     name, path, precision, cache = sys.argv[1:5]
     inputs = _inputs()
     module, _, factory = FACTORIES[name].partition(":")
+    cpu_begin = process_time()
     begin = perf_counter()
     backend: Any = getattr(import_module(module), factory)({})
     opened = perf_counter()
@@ -40,6 +41,7 @@ def main() -> None:
         "load_s": loaded - opened,
         "first_run_s": ended - loaded,
         "first_result_s": ended - begin,
+        "cpu_s": process_time() - cpu_begin,
         "at_s": monotonic(),
     }
     print(json.dumps(figures), flush=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from devices import require_opencl, require_vulkan
 from preparer_process import (
     FAKE,
     Prepared,
@@ -24,6 +25,8 @@ from worker_under_test import memory_file
 
 from switchgear.backends import generate
 from switchgear.backends.crash_marker import CrashMarkers
+from switchgear.backends.driver_caches import environment as driver_caches
+from switchgear.backends.driver_caches import make_folders
 
 pytestmark = [pytest.mark.engine]
 
@@ -266,6 +269,26 @@ def test_a_mark_that_cannot_be_written_stops_the_use(tmp_path: Path) -> None:
         "errno",
         "ENOTDIR",
     )
+
+
+# A busy machine starves who runs only when it is idle: a second of CPU can take a minute.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "require"), [("vulkan", require_vulkan), ("opencl", require_opencl)]
+)
+def test_a_real_driver_cold_and_warm(tmp_path: Path, backend: str, require: Any) -> None:
+    require()
+    make_folders(tmp_path)
+    where = (f"--cache={tmp_path / 'models' / 'one'}", f"--markers={tmp_path / 'markers'}")
+    drivers = driver_caches(tmp_path)
+    cold = prepare(model(), *where, backend=backend, factory="", more=drivers).said
+    assert sound(cold), cold
+    warm = prepare(model(), *where, "--again", backend=backend, factory="", more=drivers).said
+    assert sound(warm), warm
+    assert warm["identity"] == cold["identity"]
+    assert warm["precision"] == cold["precision"]
+    assert warm["error"] == cold["error"]
+    assert CrashMarkers(tmp_path / "markers").marks() == []
 
 
 # Starts the command in its arguments as its child and ends with its own standard input.
