@@ -83,14 +83,14 @@ def decisions(
             continue
 
         if sees_all or board.owner_of(number) == uid:
-            found.append(_decision(entry))
+            found.append(_decision(entry, board.causes))
             if len(found) >= last:
                 break
 
     return found[::-1]
 
 
-def _decision(entry: Entry) -> dict[str, Any]:
+def _decision(entry: Entry, causes: dict[str, str]) -> dict[str, Any]:
     from switchgear.daemon.routing.explain import explain
     from switchgear.daemon.routing.ring import dump
 
@@ -98,7 +98,7 @@ def _decision(entry: Entry) -> dict[str, Any]:
         "session": entry.request >> 32,
         "request": entry.request & 0xFFFFFFFF,
         "ago_s": round(monotonic() - entry.inputs.now_s, 3),
-        "text": explain(entry),
+        "text": explain(entry, causes),
         "record": json.loads(list(dump([entry]))[1]),
     }
 

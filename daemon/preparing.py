@@ -182,7 +182,7 @@ class Preparing:
         """
         wanted = []
         for name in self.backends:
-            if not backends or name in backends:
+            if name in backends or (not backends and self._is_wanted(name)):
                 usual = tuple(asked for backend, asked in ASKED if backend == name)
                 wanted += [
                     (name, asked)

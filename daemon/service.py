@@ -337,7 +337,12 @@ class Service:
             self.preparing.begin()
             fingerprinting.begin()
 
-        await self._start_switchboard()
+        try:
+            await self._start_switchboard()
+        except Exception:
+            # The fixed order of before goes on.
+            log.exception("the switchboard cannot be started")
+            self._machine_problems.append("no routing by protocol; the log says more")
 
     async def _start_switchboard(self) -> None:
         """Once it is known which backends run here. Imported late, as above."""

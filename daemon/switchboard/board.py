@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.protocol.machine import Protocol
 from switchgear.daemon.protocol.topology import PairKey, SessionLimits, Target
-from switchgear.daemon.routing.choice import Candidate, Context, choose
+from switchgear.daemon.routing.candidate import Candidate, Context
+from switchgear.daemon.routing.choice import choose
 from switchgear.daemon.routing.estimates import EnergyEstimate, ServiceEstimate
 from switchgear.daemon.routing.policies import policy_of
 from switchgear.daemon.routing.ring import DecisionRing
@@ -70,6 +71,8 @@ class Switchboard:
         self._least_energy = policy_of("max_efficiency")
         self._busy_w = {**BUSY_W, **configuration.routing.busy_w}
         self._places: dict[PairKey, Place] = {}
+        # The protocol's last word against each place, by its label.
+        self.causes: dict[str, str] = {}
         self._headroom_c: dict[str, float] = {}
         # Whose session has which number, the newest ones.
         self._owners: OrderedDict[int, int] = OrderedDict()
@@ -175,6 +178,9 @@ class Switchboard:
             answer = protocol.admit(place.key, now_s, session=own, among=among)
             candidate.share = self._share(answer, request)
             candidate.state = answer.state
+            if answer.reason:
+                self.causes[candidate.key] = answer.reason
+
             candidate.headroom_c = self._headroom_c.get(place.device, inf)
             if answer.least_energy:
                 policy = self._least_energy

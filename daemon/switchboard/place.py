@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from switchgear.daemon.routing.choice import Candidate, Context
+from switchgear.daemon.routing.candidate import Candidate, Context
 from switchgear.daemon.routing.estimates import EnergyEstimate, LaneLoad, ServiceEstimate
 
 if TYPE_CHECKING:

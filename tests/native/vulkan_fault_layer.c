@@ -6,6 +6,8 @@
  *   submit:lost, submit:skip                vkQueueSubmit (skip: succeeds and does nothing)
  *   wait:lost, wait:hang                    vkWaitForFences
  *   memory:out                              vkAllocateMemory
+ * SWITCHGEAR_TEST_DELAY=FILE; each vkQueueSubmit first sleeps as many microseconds as stand in
+ * the file, which is read anew each time: a GPU that throttles.
  */
 #include <stdlib.h>
 #include <stdio.h>
@@ -44,6 +46,18 @@ static void crash(const char *where)
     abort();
 }
 
+static void delay(void)
+{
+    const char *path = getenv("SWITCHGEAR_TEST_DELAY");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    int delay_us = 0;
+    if (!file)
+        return;
+    if (fscanf(file, "%d", &delay_us) == 1 && delay_us > 0)
+        usleep((useconds_t)delay_us);
+    fclose(file);
+}
+
 static VKAPI_ATTR VkResult VKAPI_CALL submit(
     VkQueue queue, uint32_t count, const VkSubmitInfo *infos, VkFence fence)
 {
@@ -52,6 +66,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL submit(
         return VK_ERROR_DEVICE_LOST;
     if (due("submit:skip", &skip))
         count = 0;
+    delay();
     return next_submit(queue, count, infos, fence);
 }
 
