@@ -44,11 +44,12 @@ def slow_streak(state: PairState, event: Frame, now_s: float) -> int:
 
 
 def well(state: PairState, now_s: float) -> PairState:
+    """A frame ended well: that is all that failures and the frame in flight want to know."""
     failures = state.failures
-    if failures is not NO_FAILURES:
-        failures = went_well(failures, now_s, state.constants)
+    if failures is NO_FAILURES:
+        return state._replace(aged=0) if state.aged else state
 
-    return state._replace(failures=failures, aged=0)
+    return state._replace(failures=went_well(failures, now_s, state.constants), aged=0)
 
 
 def first_use(state: PairState, event: Frame, now_s: float) -> tuple[PairState, Actions]:
@@ -62,11 +63,15 @@ def trips(state: PairState, event: Frame, now_s: float) -> tuple[PairState, Acti
 
 def slower(state: PairState, event: Frame, now_s: float) -> tuple[PairState, Actions]:
     streak = slow_streak(state, event, now_s)
-    return settled(well(state, now_s)._replace(streak=streak, streak_s=now_s)), NOTHING
+    after = well(state, now_s)._replace(streak=streak, streak_s=now_s, quiet=False)
+    return after, NOTHING
 
 
 def counted(state: PairState, event: Frame, now_s: float) -> tuple[PairState, Actions]:
-    after = well(state, now_s)._replace(streak=0)
+    after = well(state, now_s)
+    if after.streak:
+        after = after._replace(streak=0)
+
     if after.trial.slow:
         after = after._replace(trial=after.trial._replace(slow=0))
 
@@ -207,7 +212,11 @@ def end_trial(state: PairState) -> PairState:
 
 
 def on_trial(state: PairState) -> bool:
-    return state.constants.trial and state.trial.phase in ("running", "passed")
+    return (
+        state.trial is not NO_TRIAL
+        and state.constants.trial
+        and state.trial.phase in ("running", "passed")
+    )
 
 
 def slow_in_trial(state: PairState, event: Frame, now_s: float) -> bool:
