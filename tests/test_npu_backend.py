@@ -10,7 +10,7 @@ import pytest
 from switchgear.backends.npu import delegate as delegate_module
 from switchgear.backends.npu import nnapi_abi
 from switchgear.backends.npu.backend import NpuBackend
-from switchgear.ipc.errors import DriverError
+from switchgear.ipc.errors import BadConfiguration, DriverError
 
 pytestmark = pytest.mark.engine
 
@@ -66,5 +66,5 @@ def test_a_named_provider_is_the_only_one_asked() -> None:
     ],
 )
 def test_options_of_a_wrong_kind(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(BadConfiguration, match=said):
         NpuBackend(options)

@@ -20,7 +20,7 @@ from switchgear.backends.npu.coverage import (
     nodes_in_partitions,
     wanted_share,
 )
-from switchgear.ipc.errors import DriverError, UnsupportedModel
+from switchgear.ipc.errors import BadConfiguration, DriverError, UnsupportedModel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +88,7 @@ def test_the_threshold_is_met_exactly() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, "0.8", True, None, float("nan")])
 def test_a_share_that_is_none(value: object) -> None:
-    with pytest.raises(ValueError, match="from 0 to 1"):
+    with pytest.raises(BadConfiguration, match="from 0 to 1"):
         wanted_share({"min_arithmetic": value})
 
 

@@ -17,7 +17,7 @@ from switchgear.backends import generate
 from switchgear.backends.contract import LoadRequest
 from switchgear.backends.npu.backend import NpuBackend
 from switchgear.backends.npu.delegate import KNOWN_DELEGATES, find_delegate, usual_folders
-from switchgear.ipc.errors import BadShape, DriverError, UnsupportedModel
+from switchgear.ipc.errors import BadConfiguration, BadShape, DriverError, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -275,5 +275,5 @@ def test_the_first_known_delegate_of_the_usual_places(tmp_path: Path) -> None:
     ],
 )
 def test_options_of_a_wrong_kind(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(BadConfiguration):
         NpuBackend({**options(), **wrong})

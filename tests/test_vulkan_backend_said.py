@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from switchgear.backends.contract import ModelInfo
-from switchgear.backends.litert.compiled import refusal
+from switchgear.backends.litert.compiled import places, refusal
 from switchgear.backends.litert.said import Said, reasons
 from switchgear.backends.litert.status import driver_error, own_words
 from switchgear.backends.vulkan.adapter import check_on_gpu, identity_of, selected
@@ -140,6 +140,28 @@ def test_the_proof_that_a_model_is_on_the_gpu() -> None:
     ):
         with pytest.raises(DriverError, match="not on the GPU"):
             check_on_gpu(types, said, info_of(dtype))
+
+
+def test_tensors_are_found_by_their_numbers_and_differences_refused() -> None:
+    specs = [TensorSpec(name, "float32", (2, 3), (2, 3), 24) for name in ("late", "early")]
+    details = {
+        "a": {"index": 7, "dtype": "float32", "shape": [2, 3]},
+        "b": {"index": 4, "dtype": "float32", "shape": [2, 3]},
+    }
+    assert places(["a", "b"], details, specs, [4, 7]) == [1, 0]
+    with pytest.raises(UnsupportedModel, match=r"sees the tensors \['a', 'b'\]"):
+        places(["a", "b"], details, specs, [4, 8])
+
+    with pytest.raises(UnsupportedModel, match="sees the tensors"):
+        places(["a"], details, specs[:1], [4])
+
+    details["b"] = {"index": 4, "dtype": "float32", "shape": [3, 2]}
+    with pytest.raises(UnsupportedModel, match=r"'late' as float32 \[3, 2\], the CPU"):
+        places(["a", "b"], details, specs, [4, 7])
+
+    details["b"] = {"index": 4, "dtype": "int8", "shape": [2, 3]}
+    with pytest.raises(UnsupportedModel, match="'late' as int8"):
+        places(["a", "b"], details, specs, [4, 7])
 
 
 def test_what_is_said_is_kept_and_passed_on(capfd: pytest.CaptureFixture[str]) -> None:

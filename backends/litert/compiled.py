@@ -186,13 +186,13 @@ class CompiledInstance:
         self.precision = precision
         self.coverage = coverage
         key, signature = next(iter(model.get_signature_list().items()))
-        in_places = _places(
+        in_places = places(
             signature["inputs"],
             model.get_input_tensor_details(key),
             self.info.inputs,
             description.inputs,
         )
-        out_places = _places(
+        out_places = places(
             signature["outputs"],
             model.get_output_tensor_details(key),
             self.info.outputs,
@@ -314,7 +314,7 @@ class CompiledInstance:
         self._outputs = []
 
 
-def _places(
+def places(
     names: list[str],
     details: Mapping[str, Any],
     specs: Sequence[TensorSpec],

@@ -12,7 +12,7 @@ from switchgear.backends.npu.delegate import DelegateProvider
 from switchgear.backends.npu.dispatch import DispatchProvider
 from switchgear.backends.npu.nnapi import NnapiProvider
 from switchgear.backends.npu.probe import check_convolution
-from switchgear.ipc.errors import DriverError, UnsupportedModel
+from switchgear.ipc.errors import BadConfiguration, DriverError, UnsupportedModel
 
 
 class Provider(Protocol):
@@ -51,7 +51,7 @@ class NpuBackend:
 
     def __init__(self, options: Mapping[str, object]) -> None:
         """:raises DriverError: there is no NPU, with the reason of each provider.
-        :raises ValueError: an option is of a wrong kind.
+        :raises BadConfiguration: an option is of a wrong kind.
         """
         self.provider = _provider(options)
         self.engine = self.provider.engine
@@ -95,7 +95,7 @@ def _provider(options: Mapping[str, object]) -> Provider:
     wanted = options.get("provider") or ("delegate" if options.get("delegate") else "")
     if wanted:
         if wanted not in PROVIDERS:
-            raise ValueError(f"provider is one of {', '.join(PROVIDERS)}")
+            raise BadConfiguration(f"provider is one of {', '.join(PROVIDERS)}")
 
         return PROVIDERS[str(wanted)](options)
 

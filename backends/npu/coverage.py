@@ -6,7 +6,7 @@ import mmap
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.backends.contract import Coverage
-from switchgear.ipc.errors import DriverError, UnsupportedModel
+from switchgear.ipc.errors import BadConfiguration, DriverError, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -92,10 +92,10 @@ def check_coverage(coverage: Coverage, wanted: float, left: Mapping[str, int]) -
 def wanted_share(options: Mapping[str, object]) -> float:
     """The option `min_arithmetic`, 0 to 1.
 
-    :raises ValueError: it is no such number.
+    :raises BadConfiguration: it is no such number.
     """
     value = options.get("min_arithmetic", DEFAULT_MIN_ARITHMETIC)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError("min_arithmetic is a number from 0 to 1")
+        raise BadConfiguration("min_arithmetic is a number from 0 to 1")
 
     return float(value)

@@ -21,7 +21,7 @@ from switchgear.backends.npu.coverage import (
     nodes_in_partitions,
     wanted_share,
 )
-from switchgear.ipc.errors import DriverError, UnsupportedModel
+from switchgear.ipc.errors import BadConfiguration, DriverError, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -171,7 +171,7 @@ class DelegateProvider:
     `delegate_options`, its own options by name; `threads` of the CPU for what it leaves;
     `min_arithmetic`.
 
-    :raises ValueError: an option is none of these kinds.
+    :raises BadConfiguration: an option is none of these kinds.
     :raises DriverError: there is no such library, or it is no delegate.
     """
 
@@ -184,13 +184,13 @@ class DelegateProvider:
         own = options.get("delegate_options", {})
         threads = options.get("threads", 1)
         if not isinstance(path, str):
-            raise ValueError("delegate is a path")
+            raise BadConfiguration("delegate is a path")
 
         if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
-            raise ValueError("delegate_options are values by name")
+            raise BadConfiguration("delegate_options are values by name")
 
         if not isinstance(threads, int) or threads < 1:
-            raise ValueError("threads is a positive integer")
+            raise BadConfiguration("threads is a positive integer")
 
         if not path:
             names = ", ".join(KNOWN_DELEGATES)

@@ -22,7 +22,7 @@ from switchgear.backends.litert.compiled import (
 )
 from switchgear.backends.litert.description import describe
 from switchgear.backends.npu.coverage import wanted_share
-from switchgear.ipc.errors import DriverError, UnsupportedModel
+from switchgear.ipc.errors import BadConfiguration, DriverError, UnsupportedModel
 
 # LiteRtTensorBufferType: 1 is memory of the host, which is what the CPU takes.
 _HOST_MEMORY: Final = 1
@@ -73,7 +73,7 @@ class DispatchProvider:
     `qualcomm`, ...; without it the first one whose libraries open), and for Intel's `device`:
     `NPU`, `GPU` or `CPU`; the last tests the path and accelerates nothing.
 
-    :raises ValueError: an option is of a wrong kind.
+    :raises BadConfiguration: an option is of a wrong kind.
     :raises DriverError: no plugin or no device of it is here, with the reason of each.
     """
 
@@ -85,10 +85,10 @@ class DispatchProvider:
         wanted_share(options)
         vendor, device = options.get("vendor", ""), options.get("device", INTEL_DEVICES[0])
         if not isinstance(vendor, str):
-            raise ValueError("vendor is the name of a plugin")
+            raise BadConfiguration("vendor is the name of a plugin")
 
         if device not in INTEL_DEVICES:
-            raise ValueError(f"device is one of {', '.join(INTEL_DEVICES)}")
+            raise BadConfiguration(f"device is one of {', '.join(INTEL_DEVICES)}")
 
         self._device = str(device)
         self.plugin, self._identity = _open(vendor, self._device)

@@ -26,7 +26,12 @@ from switchgear.backends.npu.coverage import (
     wanted_share,
 )
 from switchgear.backends.npu.nnapi_model import NnapiModel
-from switchgear.ipc.errors import DriverError, SwitchgearError, UnsupportedModel
+from switchgear.ipc.errors import (
+    BadConfiguration,
+    DriverError,
+    SwitchgearError,
+    UnsupportedModel,
+)
 from switchgear.ipc.slot import SlotEntry
 
 if TYPE_CHECKING:
@@ -44,7 +49,7 @@ class NnapiProvider:
     Options: `library`, the runtime's path (`libneuralnetworks.so`); `device`, the name of one
     of its devices, of whatever type (without it the first accelerator); `min_arithmetic`.
 
-    :raises ValueError: an option is of a wrong kind.
+    :raises BadConfiguration: an option is of a wrong kind.
     :raises DriverError: there is no runtime or no such device, with those that it has.
     """
 
@@ -54,7 +59,7 @@ class NnapiProvider:
     def __init__(self, options: Mapping[str, object]) -> None:
         path, device = options.get("library", abi.LIBRARY), options.get("device", "")
         if not isinstance(path, str) or not isinstance(device, str):
-            raise ValueError("library and device are texts")
+            raise BadConfiguration("library and device are texts")
 
         self._wanted = wanted_share(options)
         self._library = abi.Library(path)

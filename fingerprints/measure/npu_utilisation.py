@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.backends.mapped import library_named
+from switchgear.backends.npu.coverage import nodes_in_partitions
 from switchgear.fingerprints.measure import busy_counters
 from switchgear.fingerprints.measure.mobilenet import (
     KINDS,
@@ -82,21 +83,7 @@ def nodes_taken(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> in
     An entry has `inputs` and `outputs` (tensor numbers). A partition is what lies between its
     inputs and its outputs.
     """
-    producer = {int(t): i for i, node in enumerate(before) for t in node["outputs"]}
-    taken: set[int] = set()
-    for partition in after[len(before) :]:
-        inputs = {int(tensor) for tensor in partition["inputs"]}
-        wanted = [int(tensor) for tensor in partition["outputs"]]
-        while wanted:
-            tensor = wanted.pop()
-            node = producer.get(tensor)
-            if node is None or tensor in inputs or node in taken:
-                continue
-
-            taken.add(node)
-            wanted += [int(each) for each in before[node]["inputs"]]
-
-    return len(taken)
+    return len(nodes_in_partitions(before, after[len(before) :]))
 
 
 class _Kind:
