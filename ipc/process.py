@@ -23,9 +23,23 @@ def _prctl(option: int, value: int) -> None:
 def set_not_dumpable() -> None:
     """Keeps other processes of the same user from opening this one's descriptors and memory.
 
-    The kernel resets it at exec: every process calls this for itself.
+    The kernel resets it at exec: every process calls this for itself. One that is traced is
+    left as it was: its tracer has all of it already, and where that is a loader such as proot
+    (Termux), which carries out its system calls, it would lose hold of it.
     """
-    _prctl(_PR_SET_DUMPABLE, 0)
+    if not _tracer():
+        _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def _tracer() -> int:
+    """The pid of the process that traces this one; 0 for none."""
+    # As bytes: this runs before anything else, and a codec is an import.
+    with open("/proc/self/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"TracerPid:"):
+                return int(line.split()[1])
+
+    return 0
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -13,7 +13,9 @@ import pytest
 from switchgear.ipc import process
 
 NOBODY = 65534
+PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
+PTRACE_TRACEME = 0
 
 
 def in_child(work: object) -> int:
@@ -67,6 +69,16 @@ def opened_by_a_sibling(harden: bool) -> bool:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changing the user takes root")
+def test_a_traced_process_stays_open_to_its_tracer() -> None:
+    def traced() -> int:
+        libc = ctypes.CDLL(None)
+        assert libc.ptrace(PTRACE_TRACEME, 0, None, None) == 0
+        process.set_not_dumpable()
+        return int(libc.prctl(PR_GET_DUMPABLE, 0, 0, 0, 0))
+
+    assert in_child(traced) == 1
+
+
 def test_set_not_dumpable_keeps_the_same_user_out() -> None:
     assert opened_by_a_sibling(harden=False)
     assert not opened_by_a_sibling(harden=True)
