@@ -126,14 +126,28 @@ def test_who_and_where_it_is(backend: OpenClBackend) -> None:
     assert identity["device"] in backend.probe()
 
 
-def test_a_serving_process_imports_no_compiler(prepared: LoadRequest) -> None:
+def test_a_serving_process_imports_no_compiler_and_writes_nothing(
+    prepared: LoadRequest, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    for folder in (home, tmp_path / "pocl"):
+        folder.mkdir()
+
     result = subprocess.run(
         [sys.executable, "-c", SERVE, prepared.path, prepared.cache],
         capture_output=True,
         text=True,
         check=True,
+        # PoCL's own cache is the driver's matter.
+        env={
+            **os.environ,
+            "HOME": str(home),
+            "XDG_CACHE_HOME": str(home),
+            "POCL_CACHE_DIR": str(tmp_path / "pocl"),
+        },
     )
     assert result.stdout.split("\n")[-2] == "[]"
+    assert os.listdir(home) == []
 
 
 def test_without_a_driver_the_loaders_code_is_told() -> None:

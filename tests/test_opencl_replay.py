@@ -36,6 +36,15 @@ def test_scratch_memory_is_shared_and_right(steps: int) -> None:
             assert np.array_equal(result, expected(values, steps))
 
 
+def test_memory_may_be_in_buffers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a device cannot have all of it in one, or not in parts."""
+    monkeypatch.setattr(type(opened()), "has_regions", lambda self, size_bytes: False)
+    artefact = sum_twice(3)
+    with replayed(artefact) as replay:
+        (result,) = run(replay, artefact, [RAMP])
+        assert np.array_equal(result, expected(RAMP, 3))
+
+
 def test_the_binary_is_taken_where_it_is_good() -> None:
     artefact = sum_twice()
     with replayed(artefact) as replay:

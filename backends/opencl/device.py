@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from switchgear.backends.opencl.plan import ALIGNMENT_BYTES
 from switchgear.ipc.errors import DriverError
 
 if TYPE_CHECKING:
@@ -94,6 +95,11 @@ class Device:
         return bool(kind & int(self.cl.device_type.CPU)) and bool(
             self.device.host_unified_memory
         )
+
+    def has_regions(self, size_bytes: int) -> bool:
+        """Whether one buffer of this size can be had, and used in parts at our alignment."""
+        aligned = int(self.device.mem_base_addr_align) <= 8 * ALIGNMENT_BYTES
+        return aligned and size_bytes <= int(self.device.max_mem_alloc_size)
 
     def identity(self) -> Mapping[str, str]:
         """Names of device, driver and platform, with their versions."""

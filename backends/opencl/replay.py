@@ -90,34 +90,35 @@ class Replay:
             return bytes(self._program.get_info(self._cl.program_info.BINARIES)[0])
 
     def _allocate(self) -> list[Any]:
-        cl, context = self._cl, self._device.context
+        cl, artefact = self._cl, self._artefact
         flags = cl.mem_flags
-        artefact = self._artefact
+        # In place where the host's memory is the device's: pages of the file, shared between
+        # processes.
+        how = flags.USE_HOST_PTR if self._device.host_memory else flags.COPY_HOST_PTR
         scratch = constants = None
-        if artefact.scratch_bytes:
-            scratch = cl.Buffer(context, flags.READ_WRITE, artefact.scratch_bytes)
+        if artefact.scratch_bytes and self._device.has_regions(artefact.scratch_bytes):
+            scratch = self._buffer(flags.READ_WRITE, artefact.scratch_bytes)
 
-        if len(artefact.constants):
-            # In place where the host's memory is the device's: pages of the file, shared
-            # between processes.
-            how = flags.USE_HOST_PTR if self._device.host_memory else flags.COPY_HOST_PTR
-            constants = cl.Buffer(context, flags.READ_ONLY | how, hostbuf=artefact.constants)
+        if len(artefact.constants) and self._device.has_regions(len(artefact.constants)):
+            constants = self._buffer(flags.READ_ONLY | how, 0, artefact.constants)
 
         memory = []
         for buffer in artefact.buffers:
-            if buffer.kind is BufferKind.SCRATCH:
-                assert scratch is not None
-                memory.append(scratch.get_sub_region(buffer.offset, buffer.size_bytes))
+            place = (buffer.offset, buffer.size_bytes)
+            if buffer.kind is BufferKind.SCRATCH and scratch is not None:
+                memory.append(scratch.get_sub_region(*place))
+            elif buffer.kind is BufferKind.CONSTANT and constants is not None:
+                memory.append(constants.get_sub_region(*place, flags.READ_ONLY))
             elif buffer.kind is BufferKind.CONSTANT:
-                assert constants is not None
-                region = constants.get_sub_region(
-                    buffer.offset, buffer.size_bytes, flags.READ_ONLY
-                )
-                memory.append(region)
+                data = artefact.constants[buffer.offset : buffer.offset + buffer.size_bytes]
+                memory.append(self._buffer(flags.READ_ONLY | how, 0, data))
             else:
-                memory.append(cl.Buffer(context, flags.READ_WRITE, buffer.size_bytes))
+                memory.append(self._buffer(flags.READ_WRITE, buffer.size_bytes))
 
         return memory
+
+    def _buffer(self, flags: int, size_bytes: int, data: memoryview | None = None) -> Any:
+        return self._cl.Buffer(self._device.context, flags, size_bytes, hostbuf=data)
 
     def _direct_buffers(self) -> dict[int, list[tuple[Any, int]]]:
         """Buffers that may lie in shared memory, with the arguments that name them.

@@ -160,7 +160,7 @@ def capture(
     from tinygrad.uop.ops import Ops, UOp
 
     tensors = [
-        TinyTensor(np.zeros(shape, dtype), dtype=getattr(dtypes, dtype), device="CL").realize()
+        TinyTensor.empty(*shape, dtype=getattr(dtypes, dtype), device="CL").realize()
         for shape, dtype in inputs
     ]
     trace = _Calls()
