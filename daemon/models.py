@@ -23,7 +23,7 @@ from switchgear.daemon.model import check_shapes
 from switchgear.daemon.model_store import MEMORY_LIMIT_BYTES, ModelStore, Stored
 from switchgear.daemon.pool import Pool
 from switchgear.daemon.validation import Shapes, Validation
-from switchgear.daemon.verdicts import Verdict
+from switchgear.daemon.verdicts import Verdict, Verdicts
 from switchgear.ipc import worker
 from switchgear.ipc.errors import (
     BadModel,
@@ -77,6 +77,11 @@ class Models:
         # What loads hold that are not through, by user: their number and bytes of memory.
         self._loading: Counter[int] = Counter()
         self._loading_bytes: Counter[int] = Counter()
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What was found of models before, by their bytes and shapes."""
+        return self._validation.verdicts
 
     def all_for(self, uid: int) -> list[Model]:
         return [model for model in self._models.values() if model.visible_to(uid)]

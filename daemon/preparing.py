@@ -78,7 +78,7 @@ class Preparing:
         self._models = models
         self._on_ready = on_ready
         self._markers = state_dir / "markers"
-        self._verdicts = Verdicts(state_dir / "pairs.json", check_pair_verdict)
+        self.verdicts = Verdicts(state_dir / "pairs.json", check_pair_verdict)
         self.backends = {name: Facts() for name in sorted(installed) if name != "cpu"}
         for name, facts in self.backends.items():
             if not self._is_wanted(name):
@@ -109,7 +109,7 @@ class Preparing:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-        self._verdicts.flush()
+        self.verdicts.flush()
         for item in [*self._queue, *([self._present] if self._present else [])]:
             item.ended.set()
 
@@ -267,7 +267,7 @@ class Preparing:
     async def _decide(self, item: Item, key: str) -> None:
         """Takes a pair's verdict from the kept ones or from a preparer."""
         model, pair = item.model, item.pair
-        verdict = None if item.again or item.tune_s else self._verdicts.get(key)
+        verdict = None if item.again or item.tune_s else self.verdicts.get(key)
         if verdict is None:
             was_ready = pair.ready
             if not was_ready:
@@ -275,7 +275,7 @@ class Preparing:
 
             verdict = await self._try(item)
             if is_lasting(verdict):
-                self._verdicts.keep(key, verdict)
+                self.verdicts.keep(key, verdict)
 
             await self._bound_caches()
 

@@ -52,14 +52,14 @@ class Validation:
         self._threads = threads
         self._gate = asyncio.Semaphore(section.at_once)
         self._engine = engine_key()
-        self._verdicts = Verdicts(folder / "verdicts.json", check_verdict)
+        self.verdicts = Verdicts(folder / "verdicts.json", check_verdict)
 
     def _key(self, digest: str, shapes: Shapes) -> str:
         return f"{digest} {self._engine} {shapes_key(shapes)}"
 
     def known(self, digest: str, shapes: Shapes) -> Verdict | None:
         """The kept verdict of a sound model; None where there is none or it was refused."""
-        verdict = self._verdicts.get(self._key(digest, shapes))
+        verdict = self.verdicts.get(self._key(digest, shapes))
         return verdict if verdict is not None and verdict["ok"] else None
 
     async def check(
@@ -70,14 +70,14 @@ class Validation:
         :raises SwitchgearError: BadModel, UnsupportedModel or BadShape, with the reason;
             TimedOut."""
         key = self._key(digest, shapes)
-        verdict = None if again else self._verdicts.get(key)
+        verdict = None if again else self.verdicts.get(key)
         if verdict is None:
             async with self._gate:
                 verdict = await self._try(fd, shapes)
 
             # Not where the next trial may end otherwise: the machine was busy or full.
             if verdict.pop("lasting", True):
-                self._verdicts.keep(key, verdict)
+                self.verdicts.keep(key, verdict)
 
         if not verdict["ok"]:
             raise _refusal(verdict)
@@ -86,7 +86,7 @@ class Validation:
 
     def flush(self) -> None:
         """Waits until all verdicts are on disk; blocks."""
-        self._verdicts.flush()
+        self.verdicts.flush()
 
     async def _try(self, fd: int, shapes: Shapes) -> Verdict:
         section = self._section

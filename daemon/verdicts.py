@@ -46,6 +46,9 @@ class Verdicts:
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._bytes = 0
+        # Answers of `get` since the start.
+        self.hits = 0
+        self.misses = 0
         self._lock = threading.Lock()
         self._next: OrderedDict[str, Verdict] | None = None
         self._writer: threading.Thread | None = None
@@ -54,10 +57,18 @@ class Verdicts:
 
     def get(self, key: str) -> Verdict | None:
         verdict = self._verdicts.get(key)
-        if verdict is not None:
+        if verdict is None:
+            self.misses += 1
+        else:
+            self.hits += 1
             self._verdicts.move_to_end(key)
 
         return verdict
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all that are kept, as JSON."""
+        return self._bytes
 
     def keep(self, key: str, verdict: Verdict) -> None:
         """Keeps a verdict and has it written; does not block."""

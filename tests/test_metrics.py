@@ -347,6 +347,7 @@ class Pool:
 def metrics_of(monkeypatch: pytest.MonkeyPatch, *visible_to_user: Any) -> Metrics:
     """Metrics of a service whose user 1 sees some models, and whose operator is user 0."""
     monkeypatch.setattr("switchgear.daemon.status.backend_states", lambda service: [])
+    verdicts = SimpleNamespace(hits=0, misses=0, size_bytes=0)
     service: Any = SimpleNamespace(
         ready=True,
         version="0",
@@ -356,7 +357,10 @@ def metrics_of(monkeypatch: pytest.MonkeyPatch, *visible_to_user: Any) -> Metric
         router=SimpleNamespace(board=None),
         sessions=SimpleNamespace(opened=0, in_flight=0, all=list),
         server=SimpleNamespace(connections=[]),
-        models=SimpleNamespace(all_for=lambda uid: list(visible_to_user) if uid else []),
+        models=SimpleNamespace(
+            all_for=lambda uid: list(visible_to_user) if uid else [], verdicts=verdicts
+        ),
+        preparing=SimpleNamespace(verdicts=verdicts),
         is_operator=lambda uid: uid == 0,
     )
     service.pool.group_of = str

@@ -86,8 +86,28 @@ def test_the_state_of_the_daemon(daemon: DaemonProcess) -> None:
     group = str(os.geteuid())
     assert ("worker", "cpu", "interactive", group) in memory
     assert found["switchgear_metrics_cut"].samples == {(): 0}
-    # Nothing has tripped, and nobody measures pools and caches: they are left out.
-    assert not [name for name in found if re.search("trips|probes|pool|cache", name)]
+    # Nothing has tripped, and nobody measures pools: they are left out.
+    assert not [name for name in found if re.search("trips|probes|pool", name)]
+
+
+def test_a_model_that_was_seen_before_is_a_hit(daemon: DaemonProcess) -> None:
+    def asked(result: str) -> float:
+        found = scrape(daemon)["switchgear_cache_requests_total"].samples
+        value = found[("models", result)]
+        assert isinstance(value, float)
+        return value
+
+    with connect(daemon.socket) as client:
+        misses, hits = asked("miss"), asked("hit")
+        client.load_model(generate.identity(), "one")
+        assert asked("miss") == misses + 1
+        client.unload_model("one")
+        client.load_model(generate.identity(), "two")
+        assert asked("hit") == hits + 1
+
+    sizes = scrape(daemon)["switchgear_cache_bytes"].samples
+    assert sizes[("models",)] != 0
+    assert ("prepared",) in sizes
 
 
 def test_the_port_tells_the_same(daemon: DaemonProcess) -> None:

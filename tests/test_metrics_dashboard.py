@@ -14,7 +14,6 @@ from switchgear.daemon.telemetry import service_families
 from switchgear.daemon.telemetry.device_families import (
     backend_device_families,
     breaker_families,
-    cache_families,
     pool_families,
     zone_families,
 )
@@ -38,6 +37,7 @@ LEGEND = re.compile(r"\{\{(\w+)\}\}")
 @pytest.fixture(scope="module")
 def families() -> dict[str, Family]:
     """All that the daemon can tell, by name; none of them has a value here."""
+    verdicts = SimpleNamespace(hits=0, misses=0, size_bytes=0)
     service: Any = SimpleNamespace(
         ready=True,
         version="0",
@@ -46,7 +46,8 @@ def families() -> dict[str, Family]:
         router=SimpleNamespace(installed=()),
         sessions=SimpleNamespace(opened=0, in_flight=0, all=list),
         server=SimpleNamespace(connections=[]),
-        models=SimpleNamespace(all_for=lambda uid: []),
+        models=SimpleNamespace(all_for=lambda uid: [], verdicts=verdicts),
+        preparing=SimpleNamespace(verdicts=verdicts, backends={}, enabled=False),
         pool=SimpleNamespace(lanes=list),
     )
     all_of_them = [
@@ -55,7 +56,6 @@ def families() -> dict[str, Family]:
         *breaker_families([]),
         *zone_families([]),
         *pool_families([]),
-        *cache_families([]),
         *backend_device_families({}),
     ]
     return {family.name: family for family in all_of_them}

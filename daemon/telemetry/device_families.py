@@ -68,12 +68,12 @@ class PoolRow:
 
 @dataclass(frozen=True, slots=True)
 class CacheRow:
-    """One cache (of compiled kernels, of prepared models) since the daemon's start."""
+    """One cache since the daemon's start; what is None is not known of it."""
 
     cache: str
-    hits: int
-    misses: int
-    bytes: int
+    hits: int | None = None
+    misses: int | None = None
+    size_bytes: int | None = None
 
 
 def breaker_families(rows: Iterable[BreakerRow]) -> Iterator[Family]:
@@ -164,9 +164,14 @@ def cache_families(rows: Iterable[CacheRow]) -> Iterator[Family]:
     )
     size = Family("switchgear_cache_bytes", "gauge", "Bytes that a cache holds.", ("cache",))
     for row in rows:
-        requests.set(row.hits, row.cache, "hit")
-        requests.set(row.misses, row.cache, "miss")
-        size.set(row.bytes, row.cache)
+        if row.hits is not None:
+            requests.set(row.hits, row.cache, "hit")
+
+        if row.misses is not None:
+            requests.set(row.misses, row.cache, "miss")
+
+        if row.size_bytes is not None:
+            size.set(row.size_bytes, row.cache)
 
     yield from (requests, size)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from switchgear.daemon import status
+from switchgear.daemon.telemetry.device_families import CacheRow, cache_families
 from switchgear.daemon.telemetry.families import Family
 from switchgear.ipc.process import rss_mb
 
@@ -64,6 +65,25 @@ def collect(service: Service, viewer: int | None) -> Iterator[Family]:
     )
     yield _single("switchgear_models", "Models loaded.", len(service.models.all_for(0)))
     yield from _lanes(service, viewer)
+    yield from cache_families(_caches(service))
+
+
+def _caches(service: Service) -> Iterator[CacheRow]:
+    """Verdicts on models and on pairs, and the folders of what is prepared for each model."""
+    for name, verdicts in (
+        ("models", service.models.verdicts),
+        ("pairs", service.preparing.verdicts),
+    ):
+        yield CacheRow(name, verdicts.hits, verdicts.misses, verdicts.size_bytes)
+
+    sizes = [
+        max(
+            (int(pair.figures.get("cache_bytes", 0)) for pair in model.pairs.values()),
+            default=0,
+        )
+        for model in service.models.all_for(0)
+    ]
+    yield CacheRow("prepared", size_bytes=sum(sizes))
 
 
 def _lanes(service: Service, viewer: int | None) -> Iterator[Family]:
