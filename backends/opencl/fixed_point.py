@@ -1,8 +1,8 @@
 """Arithmetic on stored whole numbers, bit for bit as the engine's reference kernels do it.
 
-A product of scales becomes a 31-bit multiplier and a power of two. The product is rounded twice,
-as theirs is: to 32 bits half up, then by the power of two half away from zero. 64-bit products
-need no more than OpenCL's `long`.
+A product of scales becomes a 31-bit multiplier and a power of two. The product is rounded
+twice, as theirs is: to 32 bits half up, then by the power of two half away from zero. 64-bit
+products need no more than OpenCL's `long`.
 """
 
 from __future__ import annotations

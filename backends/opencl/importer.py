@@ -7,7 +7,7 @@ tinygrad's public Tensor is used. The device is tinygrad's default one (`DEV=CL`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,7 @@ from tinygrad import Tensor
 
 from switchgear.backends.opencl.operators import RULES
 from switchgear.backends.opencl.operators.convolution import is_product
-from switchgear.backends.opencl.rules import TYPES, Node, volume
+from switchgear.backends.opencl.rules import TYPES, Node, flat_tensor, on_device, volume
 from switchgear.backends.opencl.sparse import dense
 from switchgear.backends.opencl.weights import dequantised, unpacked
 from switchgear.ipc.errors import BadModel, SwitchgearError, UnsupportedModel
@@ -76,6 +76,7 @@ class Program:
         self._constants = constants
         self._device = device
         self._placed: dict[int, Tensor] = {}
+        self._pending: list[Tensor] = []
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
         """:raises BadModel: a shape is not the one that the file states."""
@@ -94,11 +95,22 @@ class Program:
         self._steps.append(step)
         self._run(step, values)
 
+    def place(self, constants: Sequence[Tensor]) -> None:
+        """Copies these constants and its own to the device, blocking; ends the building."""
+        for index in self._graph.outputs:
+            if index in self._constants:
+                self._value({}, index)
+
+        pending = [*constants, *self._pending]
+        self._pending = []
+        if pending:
+            # Once for all: each call goes through every tensor that there is.
+            Tensor.realize(*pending)
+
     def _run(self, step: _Step, values: dict[int, Tensor]) -> None:
         results = step.apply(lambda position: self._value(values, step.inputs[position]))
         listed = [results] if isinstance(results, Tensor) else list(results)
-        for index, result in zip(step.outputs, listed, strict=True):
-            values[index] = result
+        values.update(zip(step.outputs, listed, strict=True))
 
     def _value(self, values: Mapping[int, Tensor], index: int) -> Tensor:
         if index in values:
@@ -107,9 +119,9 @@ class Program:
         if index not in self._placed:
             constant = self._constants[index]
             assert constant is not None
-            self._placed[index] = Tensor(
-                np.array(constant, order="C"), device=self._device
-            ).realize()
+            flat = flat_tensor(constant, self._device)
+            self._pending.append(flat)
+            self._placed[index] = flat.reshape(constant.shape)
 
         return self._placed[index]
 
@@ -190,6 +202,7 @@ def build(
     # A first pass over tensors without content: it finds the shapes, and places constants.
     values = {index: _placeholder(graph.tensors[index], device) for index in graph.inputs}
     shapes = {index: graph.tensors[index].shape for index in graph.inputs}
+    placed: list[Tensor] = []
     for index, operator in enumerate(graph.operators):
         rule = RULES[operator.name]
         if _is_folded(graph, index, known, rule):
@@ -198,11 +211,12 @@ def build(
             shapes.update({i: value.shape for i, value in folded.items()})
             continue
 
-        node = Node(graph, index, known, shapes, device, linear)
+        node = Node(graph, index, known, shapes, device, linear, placed)
         program.append(_Step(rule.prepare(node), operator.inputs, operator.outputs), values)
         for output in operator.outputs:
             shapes[output] = _checked(node, graph.tensors[output], values[output])
 
+    program.place(placed)
     return program
 
 
@@ -300,7 +314,7 @@ def _folded(node: Node) -> dict[int, NDArray[Any]]:
     size = sum(volume(node.shape(i)) for i in range(node.count) if node.has(i))
     device = _FOLDING_DEVICE if size <= _FOLDED_ELEMENTS else node.device
     apply = RULES[operator.name].prepare(replace(node, device=device))
-    results = apply(lambda position: Tensor(node.constant(position), device=device))
+    results = apply(lambda position: on_device(node.constant(position), device))
     listed = [results] if isinstance(results, Tensor) else list(results)
     return {
         index: np.asarray(result.numpy())

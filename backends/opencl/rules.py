@@ -59,7 +59,7 @@ class Node:
     `known` holds the tensors whose elements are known before the model runs: constants, and
     what was computed from them; the values are None where only that much is asked for.
     `shapes` are the shapes as computed so far; the file's stand in for others.
-    `device` is where constants are placed, None for tinygrad's default.
+    `device` is where constants are placed, None for tinygrad's default; `placed` collects them.
     """
 
     graph: Graph
@@ -68,6 +68,7 @@ class Node:
     shapes: Mapping[int, Shape] = field(default_factory=dict)
     device: str | None = None
     linear: LinearHook | None = None
+    placed: list[Tensor] = field(default_factory=list)
 
     @property
     def operator(self) -> Operator:
@@ -157,9 +158,10 @@ class Node:
         return int(value) if isinstance(value, int | float) else default
 
     def place(self, value: NDArray[Any]) -> Tensor:
-        """A constant on the device; done once, while the model is built."""
-        # A copy: tinygrad takes no views of read-only memory.
-        return Tensor(np.array(value, order="C"), device=self.device).realize()
+        """A constant for the device; all are copied at once when the model is built."""
+        flat = flat_tensor(value, self.device)
+        self.placed.append(flat)
+        return flat.reshape(value.shape)
 
     @property
     def title(self) -> str:
@@ -195,6 +197,18 @@ class Rule:
     constants: tuple[int, ...] = ()
     static: bool = False
     refuse: Callable[[Node], str] = field(default=lambda node: "")
+
+
+def on_device(value: NDArray[Any], device: str | None) -> Tensor:
+    """A realised Tensor of an array's elements; blocks for the copy."""
+    return flat_tensor(value, device).realize().reshape(value.shape)
+
+
+def flat_tensor(value: NDArray[Any], device: str | None) -> Tensor:
+    """A Tensor of an array's elements, flat, not realised."""
+    # A copy: tinygrad takes no views of read-only memory. Flat: it would make a single number
+    # part of the kernels instead, which has no device.
+    return Tensor(np.array(value, order="C").reshape(-1), device=device)
 
 
 def volume(shape: Sequence[int]) -> int:

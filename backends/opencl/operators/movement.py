@@ -324,8 +324,8 @@ def _shape_of(node: Node) -> Apply:
 
 
 def _rank_of(node: Node) -> Apply:
-    value = Tensor(len(node.shape(0)))
-    return lambda x: value.cast("int32")
+    value = node.place(np.asarray(len(node.shape(0)), np.int32))
+    return lambda x: value
 
 
 def _fill(node: Node) -> Apply:
