@@ -49,16 +49,24 @@ def topology_of(scenario: Scenario, trip_mc: Mapping[str, int]) -> Topology:
 
 
 class Driven:
-    """The protocol with its readings, probes and failures; a subclass chooses."""
+    """The protocol with its readings, probes and failures; a subclass chooses.
 
-    def __init__(self, simulation: Simulation, protocol: Protocol) -> None:
+    `slow_ms` are limits that are known better than by the protocol's own rule, by backend.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        protocol: Protocol,
+        slow_ms: Mapping[str, float] | None = None,
+    ) -> None:
         self.protocol: Final = protocol
         self._simulation = simulation
         self._scenario = simulation.scenario
         self._pairs = {name: pair_of(name) for name in self._scenario.backends}
         self._names = {pair: name for name, pair in self._pairs.items()}
-        for pair in self._pairs.values():
-            protocol.add_pair(pair)
+        for name, pair in self._pairs.items():
+            protocol.add_pair(pair, slow_ms=(slow_ms or {}).get(name))
 
         sensors = {sensor.node: name for name, sensor in self._scenario.sensors.items()}
         self._sensors = {block: sensors.get(block, "") for block in simulation.device.blocks}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from switchgear.daemon.protocol.constants import Constants
 from switchgear.daemon.protocol.machine import Protocol
-from switchgear.daemon.routing.choice import Candidate, Context, choose
+from switchgear.daemon.routing.candidate import Candidate, Context
+from switchgear.daemon.routing.choice import choose
 from switchgear.daemon.routing.estimates import EnergyEstimate, LaneLoad, ServiceEstimate
 from switchgear.daemon.routing.policies import DEFAULT_POLICY, policy_of
 from switchgear.daemon.routing.ring import DecisionRing
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from switchgear.daemon.protocol.topology import PairKey
     from switchgear.daemon.simulation.run import Frame, Simulation
+    from switchgear.daemon.simulation.scenario import BackendModel
 
 # How far the fingerprint's prior and its energy are off: standard deviations of a logarithm.
 # Ours: a prior from operations and bytes is rough, a fuel gauge is good to a few percent.
@@ -38,22 +40,22 @@ class Ours(Driven):
         # The kernel's passive trips, as the fingerprint finds them.
         trip_mc = round(scenario.governor.block_limit_c * 1000)
         trips = dict.fromkeys(simulation.device.blocks, trip_mc)
-        super().__init__(
-            simulation,
-            Protocol(
-                Constants(failure_hold_s=10.0),
-                topology_of(scenario, trips),
-                seed,
-                estimate=self._expected_ms,
-            ),
-        )
+        constants = Constants(failure_hold_s=10.0)
         self.ring: Final = DecisionRing()
         self._policy = policy_of(policy)
         self._least_energy = policy_of("max_efficiency")
         self._context = Context(limit_of(scenario) or 0.0)
         self._loads = {block: LaneLoad() for block in simulation.lanes}
         draw = random.Random(f"{seed}:fingerprint")  # noqa: S311
-        self._candidates = {name: self._candidate(name, draw) for name in scenario.backends}
+        self._candidates = {
+            name: self._candidate(name, model, draw)
+            for name, model in scenario.backends.items()
+        }
+        super().__init__(
+            simulation,
+            Protocol(constants, topology_of(scenario, trips), seed, estimate=self._expected_ms),
+            self._slow_ms(scenario.load.fps, constants.slow_factor),
+        )
         # The INT4 variant stands in for the NPU only (degrade).
         self._usual = tuple(
             candidate for name, candidate in self._candidates.items() if name != "opencl_int4"
@@ -111,8 +113,7 @@ class Ours(Driven):
         )
         return wanted
 
-    def _candidate(self, name: str, draw: random.Random) -> Candidate:
-        model = self._scenario.backends[name]
+    def _candidate(self, name: str, model: BackendModel, draw: random.Random) -> Candidate:
         prior_ms = model.frame_ms * math.exp(draw.gauss(0.0, PRIOR_ERROR))
         estimate = ServiceEstimate(prior_ms, "the fingerprint's prior")
         for _ in range(CHECK_RUNS):
@@ -128,6 +129,16 @@ class Ours(Driven):
             EnergyEstimate(model.busy_w, energy_mj),
             self._loads[model.device],
         )
+
+    def _slow_ms(self, fps: float, factor: float) -> Mapping[str, float]:
+        """The app's own limit: what keeps up with its frames is not too slow for it."""
+        if not fps:
+            return {}
+
+        return {
+            name: max(factor * candidate.estimate.median_ms, 1000.0 / fps)
+            for name, candidate in self._candidates.items()
+        }
 
     def _expected_ms(self, pair: PairKey) -> float | None:
         return self._candidates[self._names[pair]].estimate.median_ms
