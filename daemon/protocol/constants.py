@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 _NEVER: Final = float("inf")
 _REPORT: Final = "the field report"
-_OURS: Final = "chosen; the simulator's scenarios hold it"
+_OURS: Final = "chosen"
 
 
 def _number(default: Any, unit: str, source: str = _OURS) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from switchgear.daemon.protocol.constants import Constants
 from switchgear.daemon.protocol.reading import NO_SENSOR, Reading
 from switchgear.daemon.thermal.filter import ZoneFilter
 from switchgear.daemon.thermal.forecast import Slope
@@ -12,7 +13,7 @@ from switchgear.daemon.thermal.forecast import Slope
 # A temperature older than this is held, whatever the last try said: no try came.
 MEASURED_S: Final = 2.0
 # The last temperature of sensors that fail is given for so long; then they are lost.
-HELD_S: Final = 10.0
+HELD_S: Final = Constants().sensor_hold_s
 
 
 class Domain:
