@@ -155,7 +155,7 @@ def relative(value: Any, now_s: float) -> Any:
         value = canonical(value, now_s)
 
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        fields = []
+        fields: list[Any] = []
         for name, field in zip(value._fields, value, strict=True):
             if name.endswith("_s") and not name.endswith("per_s") and isinstance(field, float):
                 fields.append(max(-LONG_S, min(field - now_s, LONG_S)))
