@@ -274,13 +274,13 @@ class Device:
         """A recorded command buffer without a command: what a submit costs by itself."""
         return self._end(self._begin())
 
-    def run(self, commands: Any) -> None:
-        """Submits and blocks until it is done; `VK_TIMEOUT` after `WAIT_TIMEOUT_NS`."""
+    def run(self, commands: Any, limit_ns: int = WAIT_TIMEOUT_NS) -> None:
+        """Submits and blocks until it is done; `VK_TIMEOUT` after `limit_ns`."""
         api, lib = self.api, self.api.lib
         api.check(lib.vkQueueSubmit(self.queue, 1, commands, self._fence[0]), "vkQueueSubmit")
-        waited = lib.vkWaitForFences(self.handle, 1, self._fence, 1, WAIT_TIMEOUT_NS)
+        waited = lib.vkWaitForFences(self.handle, 1, self._fence, 1, limit_ns)
         if api.check(waited, "vkWaitForFences") == _VK_TIMEOUT:
-            limit_s = WAIT_TIMEOUT_NS / 1e9
+            limit_s = limit_ns / 1e9
             raise DriverError(
                 "vulkan",
                 _VK_TIMEOUT,
