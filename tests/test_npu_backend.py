@@ -12,7 +12,7 @@ from switchgear.backends.npu import nnapi_abi
 from switchgear.backends.npu.backend import NpuBackend
 from switchgear.ipc.errors import BadConfiguration, DriverError
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
 
 
 def test_without_an_npu_each_provider_says_why() -> None:

@@ -25,7 +25,7 @@ from switchgear.backends.npu.backend import NpuBackend
 from switchgear.backends.npu.dispatch import find_plugins
 from switchgear.ipc.errors import DriverError
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
 SOURCE = Path(__file__).parent.parent / "src"
 ON_CPU = {"provider": "dispatch", "vendor": "intel_openvino", "device": "CPU"}
 

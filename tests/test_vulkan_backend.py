@@ -20,7 +20,8 @@ from switchgear.backends.npu.probe import convolution
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.engine
+# A driver compiles in each of them: seconds, but many on a machine that has other work.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
 # Of the largest value of the reference.
 TOLERANCE = {"fp32": 1e-3, "fp16": 1e-2}
 NO_DRIVER = {"VK_DRIVER_FILES": "/nonexistent.json", "VK_ICD_FILENAMES": "/nonexistent.json"}

@@ -211,9 +211,16 @@ class DelegateProvider:
         self._interpreters.delegate()
         self.engine = f"{self._interpreters.engine} with {os.path.basename(path)}"
         self.engine_version = self._interpreters.engine_version
+        self._identity: Mapping[str, str] | None = None
 
     def identity(self) -> Mapping[str, str]:
         """An external delegate tells neither device nor version: its file stands for them."""
+        if self._identity is None:
+            self._identity = self._identify()
+
+        return self._identity
+
+    def _identify(self) -> Mapping[str, str]:
         library = library_named(os.path.basename(self.path)) or os.path.realpath(self.path)
         return {
             "device": os.path.basename(self.path),
