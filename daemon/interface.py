@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from switchgear.daemon import insight
 from switchgear.daemon.jobs import Job
 from switchgear.daemon.local import infer
+from switchgear.daemon.options import Options
 from switchgear.daemon.pair import ORDER_OF_PRECISIONS
 from switchgear.daemon.parameters import InvalidParameter, Parameters
 from switchgear.daemon.routing.policies import POLICIES
-from switchgear.daemon.session import Options
 from switchgear.daemon.sessions import attach_socket
 from switchgear.daemon.varlink_server import INTERFACE, Call
 from switchgear.ipc.errors import BadRequest, PermissionDenied, ProtocolError, ShuttingDown

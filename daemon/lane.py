@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
+from switchgear.daemon.lane_settings import LaneSettings, Watcher
 from switchgear.daemon.request import Request
 from switchgear.daemon.waiting import Waiting
 from switchgear.daemon.worker_process import Events, Failure, WorkerProcess
@@ -60,37 +60,6 @@ MAX_ATTEMPTS: Final = 2
 _OURS: Final = DOMAINS["switchgear"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LaneSettings:
-    """`options` go to the worker; the limits are seconds and requests, `user_limit` those of
-    one user that may wait."""
-
-    options: Mapping[str, Any]
-    queue_limit: int
-    user_limit: int
-    hang_s: float
-    start_s: float
-
-
-class Watcher(Protocol):
-    """Who decides where requests go."""
-
-    def changed(self, lane: Lane) -> None:
-        """The lane's worker is ready, or has ended."""
-
-    def elsewhere(self, request: Request, lane: Lane) -> Lane | None:
-        """Another lane for a request that failed in this one; None where there is none."""
-
-    def answered(self, lane: Lane, request: Request, run_ns: int, now_ns: int) -> None:
-        """A run ended well."""
-
-    def failed(self, lane: Lane, request: Request, domain: int, code: int) -> None:
-        """A driver gave an error to a run."""
-
-    def died(self, lane: Lane, request: Request, reason: str) -> None:
-        """The worker ended with a run in it."""
 
 
 class Lane:

@@ -94,9 +94,12 @@ class Model:
         return self.sessions.total() if uid == 0 else self.sessions[uid]
 
     def forgive(self, group: str) -> None:
-        """Ends a group's quarantine."""
-        self.quarantined.discard(group)
-        self.deaths.pop(group, None)
+        """Ends a group's quarantine, on the CPU and on every device."""
+        for key in [key for key in self.quarantined if key.split()[0] == group]:
+            self.quarantined.discard(key)
+
+        for key in [key for key in self.deaths if key.split()[0] == group]:
+            del self.deaths[key]
 
     def _status_for(self, uid: int) -> str:
         bad = self.quarantined if uid == 0 else self.quarantined & {str(uid), "shared"}

@@ -53,6 +53,8 @@ class Pair:
     precision: str = ""
     number: int = 0
     own_worker: bool = False
+    # Since the start, because a worker could not load it.
+    prepared_again: bool = False
     figures: dict[str, Any] = field(default_factory=dict)
     # Name, start and duration in microseconds, as in a model's own timeline.
     timeline: list[tuple[str, int, int]] = field(default_factory=list)

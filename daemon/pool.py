@@ -11,7 +11,8 @@ from time import monotonic_ns
 from typing import Any, Final
 
 from switchgear.daemon.config import Configuration
-from switchgear.daemon.lane import Lane, LaneSettings, Watcher
+from switchgear.daemon.lane import Lane
+from switchgear.daemon.lane_settings import LaneSettings, Watcher
 from switchgear.ipc.record import Priority
 
 IDLE_CHECK_S: Final = 30.0

@@ -24,6 +24,7 @@ from switchgear.daemon.presence import PROOF_LIMIT_S, Facts, prove_backend
 from switchgear.daemon.pressure import memory_is_short
 from switchgear.daemon.verdicts import Verdict, Verdicts
 from switchgear.daemon.yielding import Yielding
+from switchgear.ipc.errors import UnknownModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from switchgear.daemon.jobs import Job
     from switchgear.daemon.model import Model
     from switchgear.daemon.pool import Pool
+    from switchgear.daemon.worker_process import Failure
 
 # How often a hot device, or one short of memory, is looked at again.
 LOOK_AGAIN_S: Final = 1.0
@@ -211,6 +213,14 @@ class Preparing:
 
         job.progress("done", len(items), len(items))
 
+    def load_failed(self, model: Model, pair: Pair, failure: Failure) -> None:
+        """A serving worker cannot load what was prepared: it is prepared anew, once."""
+        log.warning("model %s on %s: %s", model.label, pair.label, failure.text)
+        pair.state, pair.reason = "failed", failure.text
+        if not pair.prepared_again:
+            pair.prepared_again = True
+            self.want(model, pair.backend, pair.asked, again=True)
+
     def _add(self, item: Item, *, first: bool = False) -> None:
         item.model.pairs[(item.pair.backend, item.pair.asked)] = item.pair
         if not item.pair.ready:
@@ -248,8 +258,6 @@ class Preparing:
         try:
             if facts.state in ("absent", "off"):
                 pair.state, pair.reason = "absent", facts.reason
-            elif not model.users and not model.resident:
-                pair.state, pair.reason = "failed", "the model was unloaded"
             else:
                 await self._decide(item, self._key(item, facts))
         except asyncio.CancelledError:
@@ -331,6 +339,10 @@ class Preparing:
             pair.step = label
             if item.heard is not None:
                 item.heard(label)
+
+        if model not in self._models():
+            # Its descriptor may be another file's by now.
+            return failed(UnknownModel.code, "UnknownModel", "the model was unloaded")
 
         try:
             os.makedirs(model.cache, mode=0o700, exist_ok=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.pair import lowest_allows
+from switchgear.daemon.worker_process import Failure
 from switchgear.ipc.errors import (
     BackendFailed,
     NoBackend,
@@ -19,12 +20,13 @@ from switchgear.ipc.errors import (
     SwitchgearError,
     UnknownBackend,
     UnsupportedModel,
+    WorkerDied,
 )
 from switchgear.ipc.record import Reason
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from switchgear.daemon.lane import Lane
     from switchgear.daemon.model import Model
@@ -73,6 +75,8 @@ class Router:
         pool.watcher = self
         # Chooses by estimates and the protocol, once it is up.
         self.board: Switchboard | None = None
+        # Hears when a worker cannot load a pair that was ready.
+        self.on_load_failed: Callable[[Model, Pair, Failure], None] = lambda *_: None
 
     def check(self, wanted: tuple[str, ...], *, strict: bool) -> tuple[str, ...]:
         """The backends that a session may use, in order of preference: the wanted ones, and
@@ -153,14 +157,24 @@ class Router:
             with contextlib.suppress(NoBackend):
                 load = target.lane.start().bind(session, target.precision)
                 loads.append(load)
-                self._choose_anew_after(load, session)
+                self._choose_anew_after(load, session, target.pair)
 
         return loads
 
-    @staticmethod
-    def _choose_anew_after(load: asyncio.Future[Any], session: Session) -> None:
-        if not load.done():
-            load.add_done_callback(lambda _: session.routes.clear())
+    def _choose_anew_after(
+        self, load: asyncio.Future[Any], session: Session, pair: Pair | None
+    ) -> None:
+        if load.done():
+            return
+
+        def loaded(future: asyncio.Future[Any]) -> None:
+            session.routes.clear()
+            result = None if future.cancelled() else future.result()
+            died = isinstance(result, Failure) and result.code == WorkerDied.code
+            if isinstance(result, Failure) and pair is not None and pair.ready and not died:
+                self.on_load_failed(session.model, pair, result)
+
+        load.add_done_callback(loaded)
 
     def changed(self, lane: Lane) -> None:
         """A lane's worker is ready, or has ended: what its sessions may use is another."""
@@ -171,7 +185,7 @@ class Router:
                 for target in session.targets:
                     if target.lane is lane and target.pair is not None:
                         load = worker.bind(session, target.precision)
-                        self._choose_anew_after(load, session)
+                        self._choose_anew_after(load, session, target.pair)
 
     # Requests.
 
@@ -241,7 +255,6 @@ class Router:
                 return target.lane
 
         return None
-
 
     # What became of them.
 

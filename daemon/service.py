@@ -109,6 +109,7 @@ class Service:
             lambda: self.models.all_for(0),
             self._pair_is_ready,
         )
+        self.router.on_load_failed = self.preparing.load_failed
         self.models = Models(
             configuration,
             store,

@@ -12,11 +12,11 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final
 
+from switchgear.daemon.options import Options
 from switchgear.daemon.request import NO_DEADLINE, Request
 from switchgear.daemon.serving_loop import unwatch, watch
 from switchgear.ipc import record
@@ -70,23 +70,6 @@ class Slot(Enum):
 
 _OF_CLIENT: Final = Slot.CLIENT
 _OF_REQUEST: Final = Slot.REQUEST
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the client chose at OpenSession. `precision` is the lowest one it wants, empty for
-    any that was checked; INT4 is used by itself only where an NPU refuses the model. `policy`
-    is empty for the daemon's own, the limits are 0 for the model's own."""
-
-    slots: int
-    on_busy: str
-    priority: int
-    backends: tuple[str, ...]
-    strict: bool
-    precision: str = ""
-    policy: str = ""
-    slow_ms: float = 0.0
-    recover_ms: float = 0.0
 
 
 class Session:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from switchgear.daemon.config import LimitsSection
 from switchgear.daemon.instances import Instance
 from switchgear.daemon.models import Model, Models
+from switchgear.daemon.options import Options
 from switchgear.daemon.pool import Pool
 from switchgear.daemon.router import Router
-from switchgear.daemon.session import Options, Session
+from switchgear.daemon.session import Session
 from switchgear.daemon.validation import Shapes
 from switchgear.daemon.varlink_server import Peer
 from switchgear.daemon.worker_process import Failure

@@ -6,8 +6,10 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from switchgear.daemon.lane import Lane, LaneSettings
-from switchgear.daemon.session import Options, Session
+from switchgear.daemon.lane import Lane
+from switchgear.daemon.lane_settings import LaneSettings
+from switchgear.daemon.options import Options
+from switchgear.daemon.session import Session
 from switchgear.ipc.record import Kind, Priority, Record
 
 if TYPE_CHECKING:

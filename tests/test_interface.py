@@ -85,6 +85,7 @@ def test_the_parameters_read_are_those_declared(parsed: Any) -> None:
         "optional_integer",
         "boolean",
         "optional_boolean",
+        "optional_real",
         "choice",
         "strings",
         "shapes",
