@@ -82,8 +82,11 @@ def test_the_first_line_says_why_it_is_not_fine(status: Status) -> None:
 
     absent = {"name": "npu", "state": "absent", "reason": "errno:2 no delegate"}
     partly = changed(status, backends=[*status["backends"], absent])
+    assert headline(partly).startswith("fine: "), "what a machine does not have is no fault"
+    failed = {"name": "npu", "state": "failed", "reason": "errno:2 no delegate"}
+    partly = changed(status, backends=[*status["backends"], failed])
     assert serves(partly)
-    assert headline(partly) == "serves, but: npu is absent: errno:2 no delegate"
+    assert headline(partly) == "serves, but: npu is failed: errno:2 no delegate"
 
     bad = [{**entry, "status": "quarantined"} for entry in status["models"]]
     assert headline(changed(status, models=bad)) == "serves, but: model pair is quarantined"

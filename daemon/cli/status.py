@@ -271,6 +271,11 @@ def _no_screen() -> Iterator[None]:
 def _paint(text: str) -> None:
     """Overwrites the screen in one write: each line in place, then what is below it."""
     size = shutil.get_terminal_size()
-    lines = [line[: size.columns] for line in text.split("\n")[: size.lines - 1]]
+    rows = text.split("\n")
+    if len(rows) >= size.lines:
+        # Rather close together than cut off.
+        rows = [row for row in rows if row]
+
+    lines = [line[: size.columns] for line in rows[: size.lines - 1]]
     sys.stdout.write(_HOME + "".join(f"{line}{_END_OF_LINE}\n" for line in lines) + _BELOW)
     sys.stdout.flush()
