@@ -25,8 +25,9 @@ def test_without_an_npu_each_provider_says_why() -> None:
         assert said in error.text
 
 
-def test_a_configured_delegate_decides() -> None:
-    backend = NpuBackend({"delegate": str(native_build.delegate())})
+@pytest.mark.parametrize("more", [{}, {"provider": "auto"}, {"provider": "delegate"}])
+def test_a_configured_delegate_decides(more: dict[str, str]) -> None:
+    backend = NpuBackend({"delegate": str(native_build.delegate()), **more})
     assert backend.identity()["provider"] == "delegate"
     assert backend.precisions == ()
     backend.close()

@@ -184,7 +184,8 @@ def test_without_a_driver_the_reason_is_the_loaders() -> None:
 def test_what_the_driver_returned_is_the_error(fault: str, name: str, tmp_path: Path) -> None:
     environment = {**native_build.vulkan_fault_layer(), "SWITCHGEAR_TEST_FAULT": fault}
     path = written(tmp_path, generate.two_inputs())
-    steps: Steps = [["load", path, "fp32", {}], *[["run", 1]] * 30]
+    again = ["load", path, "fp32", {}]
+    steps: Steps = [again, *[["run", 1]] * 30, again]
     result = on_gpu(steps, **environment)
 
     failed = [each["error"] for each in result.answers if "error" in each]
@@ -192,6 +193,10 @@ def test_what_the_driver_returned_is_the_error(fault: str, name: str, tmp_path: 
     assert failed, result.answers
     assert failed[0][:3] == ["vulkan", VULKAN_CODES[name], name]
     assert name in failed[0][3]
+    if name == "VK_ERROR_DEVICE_LOST":
+        # A lost device stays lost, and is told so each time.
+        assert all(error == failed[0] for error in failed)
+        assert "error" in result.answers[-1]
 
 
 def test_a_driver_that_does_nothing_does_not_pass_the_probe() -> None:

@@ -40,6 +40,7 @@ _NO_PLUGIN_WORKED: Final = "0 compiler plugins were applied successfully"
 _NOT_ALL: Final = "Some ops are not accelerated"
 # The engine stops at the first operators that it lacks; a model may have many kinds.
 MAX_LISTED: Final = 20
+DEVICE_LOST: Final = "VK_ERROR_DEVICE_LOST"
 TIMED_OUT: Final = "kLiteRtStatusErrorTimeoutExpired"
 # Each waits two minutes.
 MAX_FIRST_RUNS: Final = 30
@@ -70,6 +71,8 @@ class Engine:
         self.read: Any = self._buffers.ReadTensorToBuffer
         self.said = Said()
         self._environment: Any = None
+        # Once lost, a device answers nothing more in this process.
+        self.lost: DriverError | None = None
         here = os.path.dirname(str(self.package.__file__))
         self._folders = {
             "runtime_path": here,
@@ -93,6 +96,9 @@ class Engine:
         :raises UnsupportedModel: the accelerator does not run all of its operators.
         :raises DriverError: anything else.
         """
+        if self.lost is not None:
+            raise self.lost
+
         environment = self.environment()
         try:
             with self.said.listening():
@@ -241,6 +247,9 @@ class CompiledInstance:
 
     def run(self, source: object, target: object) -> Sequence[SlotEntry]:
         engine = self._engine
+        if engine.lost is not None:
+            raise engine.lost
+
         write, read = engine.write, engine.read
         engine.said.begin()
         try:
@@ -254,6 +263,9 @@ class CompiledInstance:
         except (RuntimeError, ValueError) as error:
             engine.said.end()
             failed = driver_error(error, engine.said.take())
+            if failed.name == DEVICE_LOST:
+                engine.lost = failed
+
             if self._warm or failed.name != TIMED_OUT:
                 raise failed from None
 

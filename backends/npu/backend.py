@@ -39,10 +39,13 @@ PROVIDERS: Final[dict[str, Callable[[Mapping[str, object]], Provider]]] = {
 }
 
 
+AUTO: Final = "auto"
+
+
 class NpuBackend:
     """Opened once in a worker.
 
-    Options: `provider` (`dispatch`, `delegate` or `nnapi`; without it a configured `delegate`
+    Options: `provider` (`dispatch`, `delegate`, `nnapi`, or `auto`: a configured `delegate`
     decides, else the first that is there), `min_arithmetic` (the share of a model's
     multiply-adds that has to run on the device, 0.8 by default), and the provider's own.
     """
@@ -92,8 +95,11 @@ class NpuBackend:
 
 
 def _provider(options: Mapping[str, object]) -> Provider:
-    wanted = options.get("provider") or ("delegate" if options.get("delegate") else "")
-    if wanted:
+    wanted = options.get("provider", AUTO)
+    if wanted == AUTO and options.get("delegate"):
+        wanted = "delegate"
+
+    if wanted != AUTO:
         if wanted not in PROVIDERS:
             raise BadConfiguration(f"provider is one of {', '.join(PROVIDERS)}")
 
