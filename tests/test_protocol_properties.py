@@ -238,7 +238,8 @@ def test_holds_are_bounded_and_grow_only_by_one(events: list[Any]) -> None:
         if told.kind == "transition" and told.after == "open":
             assert 119.999 <= told.hold_s <= 1800.001, told
             before_s = levels.get(told.target, 120.0)
-            longest = told.hold_s > 1799 and told.temperature_kind == "lost"
+            # A sensor lost for long: the longest hold at once, less its jitter.
+            longest = told.hold_s > 1700 and told.temperature_kind == "lost"
             assert longest or told.hold_s <= 2 * before_s * 1.1 / 0.9 + 1, told
             levels[told.target] = told.hold_s
 
