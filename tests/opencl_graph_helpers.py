@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DEVICE = "PYTHON"
+# Unrolled kernels take long to compile and gain nothing on a few elements. Processes that
+# compile, a file of compiled kernels, and a search for devices would outlive the test.
+QUICK = {"DEV": DEVICE, "NOOPT": 1, "PARALLEL": 0, "CACHELEVEL": 0}
 _KERNELS = {
     "reference": OpResolverType.BUILTIN_REF,
     "optimised": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
@@ -141,15 +144,11 @@ def _interpreter(data: bytes, kernels: str) -> Interpreter:
         )
 
 
-def ours(
-    data: bytes, values: Sequence[NDArray[Any]], *, device: str | None = DEVICE
-) -> list[NDArray[Any]]:
+def ours(data: bytes, values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     """What our program of the same file answers."""
-    # Unrolled kernels take long to compile and gain nothing on a few elements; processes that
-    # compile side by side and a file of compiled kernels outlive a test.
-    with Context(NOOPT=1, PARALLEL=0, CACHELEVEL=0):
-        program = build(read_graph(data), device=device)
-        given = [on_device(np.asarray(value), device) for value in values]
+    with Context(**QUICK):
+        program = build(read_graph(data), device=DEVICE)
+        given = [on_device(np.asarray(value), DEVICE) for value in values]
         return [np.asarray(output.numpy()) for output in program(*given)]
 
 

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
 from devices import require_opencl
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from model_catalogue import BY_NAME, CATALOGUE
-from opencl_graph_helpers import DEVICE, engine, image, ours
+from opencl_graph_helpers import DEVICE, QUICK, engine, image, ours
 from opencl_model_helpers import dynamic_range, products
 from tinygrad import Context, Tensor
 
@@ -52,7 +54,7 @@ STATE = {"CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}
 @pytest.fixture(autouse=True)
 def simple_kernels() -> Iterator[None]:
     """Quick to compile, in this process, and without a file of compiled kernels."""
-    with Context(NOOPT=1, PARALLEL=0, CACHELEVEL=0):
+    with Context(**QUICK):
         yield
 
 
@@ -61,10 +63,10 @@ def test_models_are_built(name: str) -> None:
     """All shapes and dtypes come out as the file states them; nothing is computed."""
     graph = read_graph(BY_NAME[name].fetch().read_bytes())
     program = build(graph, device=DEVICE)
-    given = [
+    inputs = [
         Tensor.empty(*shape, dtype=dtype, device=DEVICE) for shape, dtype in program.inputs
     ]
-    found = program(*given)
+    found = program(*inputs)
 
     assert [(tuple(y.shape), y.dtype.name) for y in found] == [
         (graph.tensors[i].shape, "float") for i in graph.outputs
@@ -150,6 +152,52 @@ def test_weights_of_another_shape_than_the_input_are_refused() -> None:
         "CONV_2D", [x, weights, bias], [y], schema.Conv2DOptionsT(strideW=1, strideH=1)
     )
     with pytest.raises(BadModel, match="3 channels"):
+        build(read_graph(model.to_bytes()), device=DEVICE)
+
+
+SMALL = products()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), min_size=1, max_size=4
+    )
+)
+def test_damaged_models_are_refused_or_built(changes: list[tuple[int, int]]) -> None:
+    data = bytearray(SMALL)
+    for place, value in changes:
+        data[place] = value
+
+    try:
+        build(read_graph(bytes(data)), device=DEVICE)
+    except (BadModel, UnsupportedModel):
+        pass
+
+
+def test_a_contradiction_is_blamed_on_its_operator() -> None:
+    model = Model("contradiction")
+    main = model.subgraph()
+    x = main.input("x", "float32", (2, 3))
+    y = main.output(main.tensor("y", "float32", (2, 3)))
+    main.operator("TOPK_V2", [x, main.constant("k", np.asarray([], np.int32))], [y])
+    with pytest.raises(BadModel, match=r"operator 0 \(TOPK_V2\)"):
+        build(read_graph(model.to_bytes()), device=DEVICE)
+
+
+def test_a_huge_constant_is_refused() -> None:
+    model = Model("huge")
+    main = model.subgraph()
+    x = main.input("x", "float32", (1,))
+    size = [
+        main.constant("shape", np.asarray([1 << 13, 1 << 13], np.int32)),
+        main.constant("value", np.asarray(1, np.float32)),
+    ]
+    filled = main.tensor("filled", "float32", (1 << 13, 1 << 13))
+    y = main.output(main.tensor("y", "float32", (1 << 13, 1 << 13)))
+    main.operator("FILL", size, [filled], schema.FillOptionsT())
+    main.operator("ADD", [x, filled], [y], schema.AddOptionsT())
+    with pytest.raises(UnsupportedModel, match="a constant of over"):
         build(read_graph(model.to_bytes()), device=DEVICE)
 
 

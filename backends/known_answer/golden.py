@@ -7,6 +7,7 @@ need no reference and no second engine to say whether a device still computes th
 from __future__ import annotations
 
 import io
+import zipfile
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -73,7 +74,7 @@ def check_golden(instance: Instance, cache: Path, backend: str) -> Packet:
             inputs = [kept[f"input{n}"] for n in range(len(instance.info.inputs))]
             answers = [kept[f"answer{n}"] for n in range(len(instance.info.outputs))]
             limits = kept["limits"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise NotPrepared(f"no golden input of this pair: {error}") from None
 
     begin_ns = monotonic_ns()

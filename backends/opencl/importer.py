@@ -7,7 +7,8 @@ tinygrad's public Tensor is used. The device is tinygrad's default one (`DEV=CL`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,19 @@ if TYPE_CHECKING:
 # Constants up to this size are computed element by element in Python, which needs no compiler.
 _FOLDED_ELEMENTS: Final = 1 << 14
 _FOLDING_DEVICE: Final = "PYTHON"
+# Larger ones are refused: a few bytes of a file could ask for any amount.
+_LARGEST_FOLDED: Final = 1 << 24
+_LARGEST_SPARSE_BYTES: Final = 1 << 28
+# What numpy and tinygrad raise where a file's numbers make no sense to them.
+_NONSENSE: Final = (
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,18 +220,33 @@ def build(
     for index, operator in enumerate(graph.operators):
         rule = RULES[operator.name]
         if _is_folded(graph, index, known, rule):
-            folded = _folded(Node(graph, index, known, shapes, device))
+            node = Node(graph, index, known, shapes, device)
+            with _blamed(node):
+                folded = _folded(node)
+
             known.update(folded)
             shapes.update({i: value.shape for i, value in folded.items()})
             continue
 
         node = Node(graph, index, known, shapes, device, linear, placed)
-        program.append(_Step(rule.prepare(node), operator.inputs, operator.outputs), values)
+        with _blamed(node):
+            step = _Step(rule.prepare(node), operator.inputs, operator.outputs)
+            program.append(step, values)
+
         for output in operator.outputs:
             shapes[output] = _checked(node, graph.tensors[output], values[output])
 
     program.place(placed)
     return program
+
+
+@contextmanager
+def _blamed(node: Node) -> Iterator[None]:
+    """Names the operator at which a contradiction shows that no rule looks for."""
+    try:
+        yield
+    except _NONSENSE as error:
+        raise BadModel(f"{node.title}: {type(error).__name__} {error}") from error
 
 
 def _placeholder(tensor: GraphTensor, device: str | None) -> Tensor:
@@ -277,6 +306,8 @@ def _reason(node: Node) -> str:
         return rule.refuse(node)
     except SwitchgearError as error:
         return error.text
+    except _NONSENSE as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def _is_folded(graph: Graph, index: int, known: Mapping[int, Any], rule: Rule) -> bool:
@@ -291,6 +322,11 @@ def _constant(tensor: GraphTensor) -> NDArray[Any]:
     if tensor.sparsity is not None:
         if tensor.dtype not in ("float32", "float16", "int8", "uint8"):
             raise UnsupportedModel(f"{tensor.name}: a sparse constant of {tensor.dtype}")
+
+        if tensor.size > _LARGEST_SPARSE_BYTES // np.dtype(tensor.dtype).itemsize:
+            raise UnsupportedModel(
+                f"{tensor.name}: a sparse constant of {tensor.size} elements"
+            )
 
         values = np.frombuffer(data, np.dtype(tensor.dtype).newbyteorder("<"))
         return dense(tensor.sparsity, values, tensor.shape).reshape(tensor.shape)
@@ -316,6 +352,9 @@ def _folded(node: Node) -> dict[int, NDArray[Any]]:
     apply = RULES[operator.name].prepare(replace(node, device=device))
     results = apply(lambda position: on_device(node.constant(position), device))
     listed = [results] if isinstance(results, Tensor) else list(results)
+    if sum(volume([int(size) for size in result.shape]) for result in listed) > _LARGEST_FOLDED:
+        raise UnsupportedModel(f"{node.title}: a constant of over {_LARGEST_FOLDED} elements")
+
     return {
         index: np.asarray(result.numpy())
         for index, result in zip(operator.outputs, listed, strict=True)

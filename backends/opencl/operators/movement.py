@@ -11,6 +11,9 @@ from tinygrad import Tensor
 from switchgear.backends.opencl.rules import ANY, Rule, volume
 from switchgear.ipc.errors import BadModel, UnsupportedModel
 
+# Above it a file of a few bytes would fill the memory.
+_LONGEST_RANGE: Final = 1 << 24
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -341,9 +344,9 @@ def _zeros_like(node: Node) -> Apply:
 
 
 def _range(node: Node) -> Apply:
-    start, limit, step = (node.constant(i).reshape(-1)[0] for i in range(3))
-    if step == 0:
-        raise BadModel(f"{node.title}: a step of zero")
+    start, limit, step = (node.constant(i).reshape(-1)[0].item() for i in range(3))
+    if step == 0 or not abs((limit - start) / step) <= _LONGEST_RANGE:
+        raise BadModel(f"{node.title}: from {start} to {limit} by {step}")
 
     values = np.arange(start, limit, step, dtype=node.constant(0).dtype)
     if not values.size:

@@ -99,6 +99,10 @@ def _sizes(node: Node) -> tuple[int, int]:
     if len(sizes) != 2 or min(sizes) < 1:
         raise BadModel(f"{node.title}: a size of {list(sizes)}")
 
+    # The file's tensors are bounded, a constant is not.
+    if node.result().shape[1:3] != sizes:
+        raise BadModel(f"{node.title}: {list(sizes)} into {list(node.result().shape)}")
+
     return sizes[0], sizes[1]
 
 
