@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -44,33 +44,57 @@ class _Mixed:
 
 
 class Int4Compiler:
-    """Finds out which layers of a model may have four bits, and compiles it so.
+    """Finds out which layers of a model may have four bits, and compiles it so."""
 
-    `fp32` is the model's artefact in float: its weights are rounded to try a choice.
-    """
-
-    def __init__(
-        self, subject: Subject, fp32: Artefact, wanted_db: float = INT4_SNR_DB
-    ) -> None:
+    def __init__(self, subject: Subject, wanted_db: float = INT4_SNR_DB) -> None:
         self._subject = subject
         self._device = subject.device
-        self._fp32 = fp32
         self._wanted_db = wanted_db
         self._processor = subject.device.host_memory
         self._layers = subject.layers()
         self._clock = KernelClock(subject.device)
 
-    def compile(self, key: Mapping[str, str]) -> Artefact:
-        """The artefact; blocks for minutes.
+    def gaining(self) -> list[int]:
+        """The layers whose kernel of four bits is faster than the float one, measured.
 
-        :raises UnsupportedModel: no layer gains, or too few bear it, with the figure.
+        :raises UnsupportedModel: there is none.
         """
         if not self._layers:
             raise UnsupportedModel("int4: the model has no layer of float weights")
 
-        gaining = self._gaining()
+        if not self._processor:
+            # The float ones are tinygrad's, fused with what follows: the whole is compared.
+            return sorted(self._layers)
+
+        shares: dict[tuple[int, int, int], float] = {}
+        gaining = []
+        for operator, layer in sorted(self._layers.items()):
+            size = (layer.rows, *layer.weights.shape)
+            if size not in shares:
+                shares[size] = self._time_share(layer)
+
+            if shares[size] <= LAYER_FASTER:
+                gaining.append(operator)
+
+        if not gaining:
+            raise UnsupportedModel(
+                f"int4: none of {len(self._layers)} layers is faster than in float here;"
+                f" the best takes {min(shares.values()):.2f} of its time"
+            )
+
+        return gaining
+
+    def compile(
+        self, gaining: Sequence[int], fp32: Artefact, key: Mapping[str, str]
+    ) -> Artefact:
+        """The artefact; blocks for minutes.
+
+        `fp32` is the model's artefact in float: its weights are rounded to try a choice.
+
+        :raises UnsupportedModel: too few layers bear four bits, with the figure.
+        """
         reference = compute_reference(self._subject.request.path, self._subject.request.shapes)
-        choice = self._choose(gaining, reference)
+        choice = self._choose(gaining, fp32, reference)
         if not choice.layers:
             raise UnsupportedModel(
                 f"int4: with all {len(gaining)} layers that gain by it"
@@ -99,33 +123,6 @@ class Int4Compiler:
             self._device, assemble(captured, self._subject.info, "int4", key, notes)
         )
 
-    def _gaining(self) -> list[int]:
-        """The layers whose kernel of four bits is faster than the float one, measured.
-
-        :raises UnsupportedModel: there is none.
-        """
-        if not self._processor:
-            # The float ones are tinygrad's, fused with what follows: the whole is compared.
-            return sorted(self._layers)
-
-        shares: dict[tuple[int, int, int], float] = {}
-        gaining = []
-        for operator, layer in sorted(self._layers.items()):
-            size = (layer.rows, *layer.weights.shape)
-            if size not in shares:
-                shares[size] = self._time_share(layer)
-
-            if shares[size] <= LAYER_FASTER:
-                gaining.append(operator)
-
-        if not gaining:
-            raise UnsupportedModel(
-                f"int4: none of {len(self._layers)} layers is faster than in float here;"
-                f" the best takes {min(shares.values()):.2f} of its time"
-            )
-
-        return gaining
-
     def _time_share(self, layer: Layer) -> float:
         """The time of the kernel of four bits as a share of the float one's."""
         n, k = layer.weights.shape
@@ -140,12 +137,12 @@ class Int4Compiler:
         columns = float_product.padded_columns(n)
         return four_ns / self._clock.time_ns(_run_of(plain), (y, x, 4 * columns * k))
 
-    def _choose(self, layers: list[int], reference: Reference) -> Choice:
+    def _choose(self, layers: Sequence[int], fp32: Artefact, reference: Reference) -> Choice:
         """Measures with the float kernels: only their weights are rounded."""
-        places = from_notes(self._fp32.notes)
+        places = from_notes(fp32.notes)
         products = FloatProducts(self._processor)
-        with contextlib.closing(Replay(self._device, self._fp32)) as replay:
-            runner = Runner(replay, self._fp32)
+        with contextlib.closing(Replay(self._device, fp32)) as replay:
+            runner = Runner(replay, fp32)
             now: set[int] = set()
 
             def snr_db(some: Collection[int]) -> float:

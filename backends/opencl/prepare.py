@@ -95,9 +95,11 @@ class Preparation:
         return replace(kept, notes={**kept.notes, **figures})
 
     def _int4(self, key: dict[str, str]) -> Artefact:
-        # First: what cannot be had in float is refused for that reason.
+        # First what is told without compiling anything.
+        compiler = Int4Compiler(self._read())
+        gaining = compiler.gaining()
         fp32 = self.artefact("fp32")
-        int4 = Int4Compiler(self._read(), fp32).compile(key)
+        int4 = compiler.compile(gaining, fp32, key)
         int4_ms, fp32_ms = compared_ms(self._device, [int4, fp32])
         if int4_ms > FASTER * fp32_ms:
             raise UnsupportedModel(
