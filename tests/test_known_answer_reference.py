@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from switchgear.backends import generate
-from switchgear.backends.contract import ModelInfo
 from switchgear.backends.generate.graph import Model
 from switchgear.backends.known_answer.check import compare, has_spread
 from switchgear.backends.known_answer.inputs import COUNT, InputFacts, known_inputs, role_of
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.engine]
 
 Array = np.ndarray[Any, Any]
-NO_INFO = ModelInfo((), (), "tensors", False, {})
 
 
 # Inputs
