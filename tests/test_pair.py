@@ -1,0 +1,111 @@
+"""Pairs: verdicts taken over, and which sessions may use them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from switchgear.daemon.pair import (
+    OWN_WORKER_US,
+    Pair,
+    check_pair_verdict,
+    is_lasting,
+    lowest_allows,
+)
+
+GOOD: dict[str, Any] = {
+    "ok": True,
+    "precision": "fp16",
+    "load_us": 5,
+    "first_run_us": 6,
+    "warm_load_us": 1000,
+    "warm_first_run_us": 2000,
+    "run_us": 7,
+    "error": 1e-5,
+}
+BAD: dict[str, Any] = {
+    "ok": False,
+    "verdict": "wrong",
+    "domain": "switchgear",
+    "code": 404,
+    "name": "BackendFailed",
+    "text": "output 'a' is wrong by 3 of 4",
+    "error": 0.75,
+}
+
+
+def test_a_good_verdict_makes_it_ready() -> None:
+    pair = Pair("vulkan", "auto", state="preparing", step="check")
+    pair.apply(GOOD)
+    assert (pair.state, pair.precision, pair.number, pair.step) == ("ready", "fp16", 2, "")
+    assert pair.figures["error"] == 1e-5
+    assert not pair.own_worker
+    assert pair.label == "vulkan fp16"
+
+
+def test_a_long_warm_load_gets_a_worker_of_its_own() -> None:
+    pair = Pair("vulkan", "auto")
+    pair.apply({**GOOD, "warm_load_us": OWN_WORKER_US})
+    assert pair.own_worker
+
+
+@pytest.mark.parametrize(
+    ("domain", "reason"),
+    [
+        ("switchgear", "output 'a' is wrong by 3 of 4"),
+        ("vulkan", "vulkan:404 BackendFailed: output 'a' is wrong by 3 of 4"),
+    ],
+)
+def test_a_bad_verdict_keeps_its_reason_and_figures(domain: str, reason: str) -> None:
+    pair = Pair("vulkan", "auto")
+    pair.apply({**BAD, "domain": domain})
+    assert (pair.state, pair.reason, pair.ready) == ("wrong", reason, False)
+    assert pair.to_json()["figures"] == {"error": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "lasting"),
+    [(GOOD, True), (BAD, True), ({**BAD, "verdict": "failed"}, False)],
+)
+def test_what_another_try_could_change_is_not_kept(
+    verdict: dict[str, Any], lasting: bool
+) -> None:
+    assert is_lasting(verdict) is lasting
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        {},
+        {**GOOD, "ok": "yes"},
+        {**GOOD, "precision": "fp8"},
+        {**GOOD, "warm_load_us": -1},
+        {name: value for name, value in GOOD.items() if name != "warm_first_run_us"},
+        {**BAD, "code": "x"},
+    ],
+)
+def test_what_is_no_verdict_is_refused(verdict: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, ValueError, TypeError, AttributeError)):
+        check_pair_verdict(verdict)
+
+
+def test_good_and_bad_ones_are_taken() -> None:
+    check_pair_verdict(GOOD)
+    check_pair_verdict(BAD)
+
+
+@pytest.mark.parametrize(
+    ("lowest", "precision", "allowed"),
+    [
+        ("", "int4", True),
+        ("int4", "int4", True),
+        ("int8", "int4", False),
+        ("fp16", "int8", False),
+        ("fp16", "fp16", True),
+        ("fp32", "fp16", False),
+        ("fp32", "fp32", True),
+    ],
+)
+def test_the_lowest_precision(lowest: str, precision: str, allowed: bool) -> None:
+    assert lowest_allows(lowest, Pair("x", "auto", precision=precision)) is allowed

@@ -1,0 +1,176 @@
+"""The loop in real processes: zones that heat, frames that slow down, where they go then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import native_build
+import numpy as np
+import pytest
+from daemon_process import DaemonProcess
+from small_network import small_network
+
+from switchgear.client import Client, Model, connect
+from switchgear.ipc.errors import BadRequest, NoBackend, PermissionDenied
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
+
+
+class Rig:
+    """A daemon whose NPU is the test delegate, with a zone and a pace that the test sets."""
+
+    def __init__(self, folder: Path) -> None:
+        zone = folder / "sys" / "class" / "thermal" / "thermal_zone0"
+        zone.mkdir(parents=True)
+        (zone / "type").write_text("npu-thermal\n")
+        self._zone = zone / "temp"
+        self._latency = folder / "latency"
+        self.temperature(40.0)
+        self.pace(0)
+        self.config = f"""
+[fingerprint]
+thresholds_c = {{ npu = 65.0 }}
+[thermal]
+sysfs_root = "{folder / "sys"}"
+[prepare]
+backends = ["npu"]
+[routing]
+policy = "prefer_npu"
+[npu]
+delegate = "{native_build.delegate()}"
+[npu.delegate_options]
+latency_file = "{self._latency}"
+"""
+
+    def _replace(self, path: Path, text: str) -> None:
+        aside = path.with_suffix(".new")
+        aside.write_text(text)
+        aside.rename(path)
+
+    def temperature(self, celsius: float) -> None:
+        self._replace(self._zone, f"{celsius * 1000:.0f}\n")
+
+    def pace(self, latency_us: int) -> None:
+        self._replace(self._latency, f"{latency_us}\n")
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    return Rig(tmp_path_factory.mktemp("rig"))
+
+
+@pytest.fixture(scope="module")
+def client(rig: Rig) -> Iterator[Client]:
+    environment = {"SWITCHGEAR_PREPARE__ENABLED": "true"}
+    with (
+        DaemonProcess(config=rig.config, environment=environment) as process,
+        connect(process.socket) as client,
+    ):
+        client.load_model(small_network(), "net")
+        model = client.prepare_model("net")
+        assert model.pairs[0].state == "ready", model.pairs[0].reason
+        wait_for_device(client, "npu")
+        yield client
+
+
+def wait_for_device(client: Client, name: str) -> dict[str, Any]:
+    while True:
+        for device in client.status()["devices"]:
+            if device["name"] == name:
+                return device
+
+
+def wait_for_temperature(client: Client, celsius: float) -> None:
+    """Until the daemon's filtered reading is past this, from whichever side it comes."""
+    rising = wait_for_device(client, "npu").get("temperature_c", 0.0) < celsius
+    while (wait_for_device(client, "npu").get("temperature_c", 0.0) < celsius) is rising:
+        pass
+
+
+def frame(model: Model) -> dict[str, Any]:
+    draw = np.random.default_rng(3)
+    return {
+        tensor.name: draw.uniform(-1, 1, tensor.shape).astype(np.float32)
+        for tensor in model.inputs
+    }
+
+
+def test_every_choice_is_explained(client: Client) -> None:
+    with client.open_session("net", backends=["npu", "cpu"]) as session:
+        inputs = frame(client.describe("net"))
+        while session.run(inputs).backend != "npu":
+            pass
+
+    (newest,) = client.explain(1)
+    assert "npu/fp32 chosen" in newest["text"]
+    assert newest["record"]["verdict"]["chosen"] >= 0
+    assert client.explain(3, session=newest["session"])[-1]["request"] == newest["request"]
+    assert client.explain(1, session=2**31) == []
+
+
+def test_the_operators_word(client: Client) -> None:
+    from switchgear.client.control import Control
+
+    control = Control(client.path, 5.0)
+    try:
+        control.call("Operate", {"level": "backend", "name": "npu", "word": "isolated"})
+        with client.open_session("net", backends=["npu", "cpu"]) as session:
+            inputs = frame(client.describe("net"))
+            assert {session.run(inputs).backend for _ in range(5)} == {"cpu"}
+
+        with (
+            client.open_session("net", backends=["npu"], strict=True) as session,
+            pytest.raises(NoBackend),
+        ):
+            session.run(inputs)
+
+        control.call("Operate", {"level": "backend", "name": "npu", "word": "auto"})
+        with pytest.raises(BadRequest):
+            control.call("Operate", {"level": "backend", "name": "none", "word": "auto"})
+    except PermissionDenied:
+        pytest.fail("the daemon's own user is an operator")
+    finally:
+        control.close()
+
+    heard: list[dict[str, Any]] = []
+    client.watch_events(heard.append, 0.0)
+    words = [(event["kind"], event["after"]) for event in heard]
+    assert words[:2] == [("operator", "isolated"), ("operator", "auto")]
+
+
+def test_a_policy_that_does_not_exist_is_refused(client: Client) -> None:
+    with pytest.raises(BadRequest, match="max_performance"):
+        client.open_session("net", policy="fastest")
+
+
+# The last one: what it trips stays open for two minutes.
+def test_heat_and_slow_frames_send_the_next_one_elsewhere(rig: Rig, client: Client) -> None:
+    model = client.describe("net")
+    inputs = frame(model)
+    limits = {"slow_ms": 60.0, "recover_ms": 30.0}
+    with client.open_session(model, backends=["npu", "cpu"], **limits) as session:
+        while session.run(inputs).backend != "npu":
+            pass
+
+        # Slow, but cool: it stays, whatever a session's own limit says.
+        rig.pace(80_000)
+        slow = [session.run(inputs) for _ in range(6)]
+        assert {result.backend for result in slow} <= {"npu", "cpu"}
+        rig.temperature(72.0)
+        wait_for_temperature(client, 66.0)
+        results = []
+        for _ in range(200):
+            results.append(session.run(inputs))
+            if results[-1].backend == "cpu":
+                break
+
+        assert results[-1].backend == "cpu", "it never left a hot and slow device"
+        assert results[-1].temperature_age_ms is None or results[-1].temperature_age_ms >= 0
+
+    device = wait_for_device(client, "npu")
+    assert device["reading"] == "measured"
+    assert device["temperature_c"] > 65.0
+    assert (device["trip_c"], device["recover_c"]) == (65.0, 58.0)
+    assert device["zones"] == ["npu-thermal"]
