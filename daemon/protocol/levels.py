@@ -99,7 +99,7 @@ class Levels:
         # Pairs, and pairs as sessions see them, that a tick must look at.
         self._restless: dict[Target, PairRecord | SessionRecord] = {}
         # What waits for good frames of a model that left it.
-        self._left: dict[tuple[str, str], set[Target]] = {}
+        self._left: dict[tuple[str, str], dict[Target, None]] = {}
         self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._probes: list[Probe] = []
         self._refuges_heat = False
@@ -128,7 +128,7 @@ class Levels:
 
         for action in actions:
             if isinstance(action, Transition):
-                self._moved(record, before.breaker.phase, action, now_s)
+                self._moved(record, action, now_s)
             elif isinstance(action, StartProbe):
                 self._probe(record, action)
             elif isinstance(action, RefugeHeats):
@@ -145,9 +145,7 @@ class Levels:
         self._refuges_heat = any(d.state.refuge_heats for d in self._devices.values())
         record.look()
 
-    def _moved(
-        self, record: DeviceRecord, before: str, moved: Transition, now_s: float
-    ) -> None:
+    def _moved(self, record: DeviceRecord, moved: Transition, now_s: float) -> None:
         self._tell_transition(record.target, record.state.breaker, moved, now_s)
         if moved.after == "half_open":
             # It stays left, and a trial goes on, until the probes are good.
@@ -155,7 +153,7 @@ class Levels:
 
         if moved.after != "open":
             for waiting in self._left.values():
-                waiting.discard(record.target)
+                waiting.pop(record.target, None)
 
             self._left = {model: waiting for model, waiting in self._left.items() if waiting}
 
@@ -234,7 +232,7 @@ class Levels:
 
         if left:
             target = pair.device.target if isinstance(record, PairRecord) else record.target
-            self._left.setdefault(pair.model, set()).add(target)
+            self._left.setdefault(pair.model, {})[target] = None
 
         self._frame = (0.0, 0.0)
 
@@ -277,7 +275,7 @@ class Levels:
             self._restless.pop(record.target, None)
             for waiting in self._left.values():
                 if isinstance(record, SessionRecord):
-                    waiting.discard(record.target)
+                    waiting.pop(record.target, None)
         else:
             self._restless[record.target] = record
 

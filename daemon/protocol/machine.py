@@ -136,7 +136,7 @@ class Protocol(Levels):
     def _forget(self, own: SessionRecord) -> None:
         self._restless.pop(own.target, None)
         for waiting in self._left.values():
-            waiting.discard(own.target)
+            waiting.pop(own.target, None)
 
     # What happens.
     def reading(self, device: str, reading: Reading, now_s: float) -> None:
