@@ -24,10 +24,10 @@ class LoadRequest:
     """What to load.
 
     `path` is a file this process may open and map (often of `/proc/self/fd`); its bytes never
-    change. `shapes` overrides input shapes by tensor name. `cache` is the folder of this model's
-    prepared files, empty for none. Only a preparer sets `compile`: without it a backend that
-    would need its compiler raises `NotPrepared` instead. `tune_s` is the time that a search for
-    faster kernels may take there, in seconds.
+    change. `shapes` overrides input shapes by tensor name. `cache` is the folder of this
+    model's prepared files, empty for none. Only a preparer sets `compile`: without it a backend
+    that would need its compiler raises `NotPrepared` instead. `tune_s` is the time that a
+    search for faster kernels may take there, in seconds.
     """
 
     path: str
@@ -124,8 +124,8 @@ class Backend(Protocol):
 
     def identity(self) -> Mapping[str, str]:
         """What the results depend on beside the model: always `device` and `driver` (name and
-        version), more where there is more. Verdicts and caches are kept by it and by the engine's
-        version; it blocks for a driver at most at the first call.
+        version), more where there is more. Verdicts and caches are kept by it and by the
+        engine's version; it blocks for a driver at most at the first call.
 
         :raises DriverError: there is no device.
         """

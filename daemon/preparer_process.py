@@ -74,6 +74,10 @@ class Preparer:
             on_stdout_line=self._line,
         )
 
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
     def _exited(self, returncode: int) -> None:
         if not self._ended.done():
             self._ended.set_result(returncode)

@@ -17,7 +17,9 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final
 
+from switchgear.backends import driver_caches
 from switchgear.backends.cache_store import trim
+from switchgear.backends.crash_marker import CrashMarkers
 from switchgear.daemon.pair import ASKED, Pair, check_pair_verdict, is_lasting
 from switchgear.daemon.preparer_process import Preparer, failed
 from switchgear.daemon.presence import PROOF_LIMIT_S, Facts, prove_backend
@@ -312,6 +314,11 @@ class Preparing:
             if not verdict.get("died"):
                 break
 
+            # A damaged cache of its driver may be why; it is made again.
+            await asyncio.to_thread(
+                driver_caches.clear, self._cache_dir, item.pair.backend
+            )
+
         if not verdict["ok"]:
             return verdict
 
@@ -366,6 +373,11 @@ class Preparing:
                     verdict = await preparer.verdict(self._settings.time_limit_s + item.tune_s)
                 finally:
                     watch.cancel()
+        except asyncio.CancelledError:
+            # We end it, no driver does: that is no mark against one.
+            await preparer.close()
+            await asyncio.to_thread(CrashMarkers(self._markers).forgive, preparer.pid)
+            raise
         finally:
             await preparer.close()
 
