@@ -267,8 +267,11 @@ def _runs(work: list[Piece], jobs: int) -> Iterator[tuple[Result, Trace | None]]
         yield from map(_run, work)
         return
 
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    # Forked before there is any thread; spawning would leave a helper process behind.
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
         yield from pool.imap(_run, work)
+        pool.close()
+        pool.join()
 
 
 def _run(piece: Piece) -> tuple[Result, Trace | None]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # estimates have noise, and each move costs cold caches. Late frames move at once.
 BETTER_SHARE: Final = 0.95
 DWELL_S: Final = 60.0
+# A wait of this share of a run is a queue, for which a request goes elsewhere; less is chance.
+CROWDED_SHARE: Final = 0.5
 # With idle capacity one request in this many goes to the pair that was not seen longest.
 EXPLORE_EVERY: Final = 64
 EXPLORE_UNSEEN_S: Final = 60.0
@@ -174,7 +176,8 @@ def decide(inputs: Inputs, policy: Policy) -> Verdict:
     chosen = best
     if best != at_home:
         if at_home != NONE and rows[at_home][2] > 0.0:
-            home_score = scores[at_home] - policy.time * rows[at_home][5]
+            home_score = scores[at_home]
+            wait_ms = rows[at_home][5]
             chosen, home, since_s = _leave(
                 rows,
                 best,
@@ -183,7 +186,9 @@ def decide(inputs: Inputs, policy: Policy) -> Verdict:
                 now_s,
                 home,
                 since_s,
-                better=scores[best] < BETTER_SHARE * home_score,
+                better=scores[best] < BETTER_SHARE * (home_score - policy.time * wait_ms),
+                crowded=wait_ms >= CROWDED_SHARE * rows[at_home][6]
+                and scores[best] < BETTER_SHARE * home_score,
             )
         else:
             # Its home is closed or gone; it may come back as soon as that opens.
@@ -213,9 +218,11 @@ def _leave(
     since_s: float,
     *,
     better: bool,
+    crowded: bool,
 ) -> tuple[int, str, float]:
     """Home, which is open in part at least, against a better row: where this request goes, and
-    the home and its time afterwards. `better`: by enough, home's queue of now left out."""
+    the home and its time afterwards. `better`: by enough, home's queue of now left out;
+    `crowded`: by enough because of that queue."""
     row = rows[at_home]
     needs_ms = row[6] + row[8] + MARGIN_SPREADS * row[7]
     moves = rows[best][2] >= 1.0
@@ -223,7 +230,7 @@ def _leave(
         # It has become too slow.
         return (best, rows[best][0], now_s) if moves else (best, home, since_s)
 
-    if needs_ms + row[5] > limit_ms:
+    if needs_ms + row[5] > limit_ms or crowded:
         # Its queue is too long for this request only.
         return best, home, since_s
 

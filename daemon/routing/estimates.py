@@ -91,8 +91,10 @@ class ServiceEstimate:
         median_ms += off_ms * weight
         self.median_ms = median_ms
         self.spread_ms += (abs(off_ms) - self.spread_ms) * weight
-        if median_ms < self.cool_ms:
+        if samples < MEMORY_FRAMES:
             self.cool_ms = median_ms
+        elif median_ms < self.cool_ms:
+            self.cool_ms += (median_ms - self.cool_ms) / MEMORY_FRAMES
         else:
             self.cool_ms += (median_ms - self.cool_ms) / COOL_MEMORY_FRAMES
 
