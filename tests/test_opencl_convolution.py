@@ -209,3 +209,41 @@ def test_weights_that_are_computed_are_refused() -> None:
     data = model_of("CONV_2D", given, FLOAT, [(1, 4, 4, 2)], conv(SAME))
     with pytest.raises(UnsupportedModel, match=r"CONV_2D: its input 1 is computed"):
         ours(data, [])
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_weights_in_four_bits(quantised: bool) -> None:
+    """Two in a byte, the low half first."""
+    halves = np.random.RandomState(3).randint(-7, 8, 40) & 15
+    packed = (halves[::2] | halves[1::2] << 4).astype(np.uint8)
+    x = stored(image(3, 8), 0.01, 3) if quantised else Given(image(3, 8))
+    scales = tuple(0.1 + 0.01 * i for i in range(5))
+    model = Model("weights in four bits")
+    main = model.subgraph()
+    given = main.input("x", x.value.dtype.name, (3, 8), quantisation=x.quantisation)
+    weights = main.constant("w", packed, quantisation=Quantisation(scales))
+    main.packed.tensors[weights].type = schema.TensorType.INT4
+    main.packed.tensors[weights].shape = [5, 8]
+    wanted = INT8[0] if quantised else FLOAT[0]
+    result = main.tensor("y", wanted.dtype, (3, 5), quantisation=wanted.quantisation)
+    bias = (
+        main.constant(
+            "b",
+            np.arange(5, dtype=np.int32) * 20,
+            quantisation=Quantisation(tuple(0.01 * scale for scale in scales)),
+        )
+        if quantised
+        else main.constant("b", image(5))
+    )
+    options = schema.FullyConnectedOptionsT()
+    main.operator(
+        "FULLY_CONNECTED", [given, weights, bias], [main.output(result)], options, version=10
+    )
+    data = model.to_bytes()
+    expected = engine(data, [x.value])[0]
+
+    assert expected.std() > 0.1
+    # In float, the engine rounds the input to eight bits.
+    np.testing.assert_allclose(
+        ours(data, [x.value])[0], expected, rtol=0, atol=0 if quantised else 0.01
+    )

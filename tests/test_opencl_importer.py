@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from model_catalogue import BY_NAME, CATALOGUE
 from opencl_graph_helpers import DEVICE, QUICK, engine, image, ours
 from opencl_model_helpers import dynamic_range, products
+from opencl_network_helpers import attention, box_detector, pose_decoder
 from tinygrad import Context, Tensor
 
 from switchgear.backends import generate
@@ -28,7 +29,7 @@ from switchgear.backends.opencl.rules import on_device
 from switchgear.ipc.errors import BadModel, UnsupportedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from model_catalogue import CatalogueModel
     from numpy.typing import NDArray
@@ -80,6 +81,16 @@ def test_state_is_refused_by_name() -> None:
     assert {reason.partition(":")[0] for reason in missing} == STATE
     with pytest.raises(UnsupportedModel, match="VAR_HANDLE"):
         build(graph, device=DEVICE)
+
+
+@pytest.mark.parametrize("network", [pose_decoder, box_detector, attention])
+def test_small_networks(network: Callable[[], tuple[bytes, NDArray[np.float32]]]) -> None:
+    """What surrounds the convolutions of MoveNet, YOLO, and transformers."""
+    data, x = network()
+    expected = engine(data, [x], "optimised")[0]
+
+    assert expected.std() > 0.1
+    np.testing.assert_allclose(ours(data, [x])[0], expected, atol=1e-5)
 
 
 def test_products_are_listed() -> None:
