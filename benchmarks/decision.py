@@ -1,4 +1,4 @@
-"""What one decision costs: a step of the state machine, beside a plain method call.
+"""What one decision costs: steps of the state machine and the choice, beside a method call.
 
     ./dev bench decision [--json FILE]
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Final
 
@@ -24,10 +25,16 @@ from switchgear.daemon.protocol.machine import Protocol
 from switchgear.daemon.protocol.pair_state import Frame, new_pair
 from switchgear.daemon.protocol.reading import Reading
 from switchgear.daemon.protocol.topology import Device, PairKey, Topology
+from switchgear.daemon.routing.candidate import Candidate, Context
+from switchgear.daemon.routing.choice import choose
+from switchgear.daemon.routing.estimates import EnergyEstimate, LaneLoad, ServiceEstimate
+from switchgear.daemon.routing.policies import POLICIES, Policy
+from switchgear.daemon.routing.ring import DecisionRing
 
 ROUNDS: Final = 60
 CALLS: Final = 200
 STEP_LIMIT_US: Final = 5.0
+DECISION_LIMIT_US: Final = 20.0
 
 
 class Plain:
@@ -130,8 +137,52 @@ def shell(figures: Figures, plain_us: float) -> None:
         figures.add(f"machine: {name}, ratio", us / plain_us, "x", how="to a plain method call")
 
 
+def decision(figures: Figures, plain_us: float) -> None:
+    """A whole routing decision over four pairs, with the breaker's admissions and step."""
+    protocol, _ = machine()
+    keys = [
+        PairKey("model0", backend, "fp16") for backend in ("vulkan", "opencl", "npu", "cpu")
+    ]
+    kinds = {"vulkan": "gpu", "opencl": "gpu", "npu": "npu", "cpu": "cpu"}
+    candidates = []
+    for number, key in enumerate(keys):
+        estimate = ServiceEstimate(30.0 + number)
+        for run in range(100):
+            estimate.observe(30.0 + number + 0.3 * (run % 3), 0.01 * run)
+
+        kind = kinds[key.backend]
+        energy = EnergyEstimate(3.0 + number)
+        candidates.append(Candidate(key.backend, kind, kind, estimate, energy, LaneLoad()))
+
+    paired = tuple(zip(candidates, keys, strict=True))
+    context = Context(50.0)
+    ring = DecisionRing()
+
+    def choice(policy: Policy) -> object:
+        return choose(candidates, policy, context, 1.0, ring, 1)
+
+    def whole(policy: Policy) -> object:
+        for candidate, key in paired:
+            answer = protocol.admit(key, 1.0)
+            candidate.share = answer.share
+            candidate.state = answer.state
+
+        verdict = choose(candidates, policy, context, 1.0, ring, 1)
+        protocol.frame(keys[verdict.chosen], 30.0, 1.0)
+        return verdict
+
+    for name in ("max_efficiency", "max_performance"):
+        policy = POLICIES[name]
+        us = cost_us(partial(choice, policy))
+        figures.add(f"choice: {name}", us, "us", how="4 pairs, recorded in the ring")
+        us = cost_us(partial(whole, policy))
+        how = "4 admissions, the choice, its record, and the breaker's step of its frame"
+        figures.add(f"decision: {name}", us, "us", DECISION_LIMIT_US, how=how)
+        figures.add(f"decision: {name}, ratio", us / plain_us, "x", how="to a method call")
+
+
 # Each adds its figures, given the cost of a plain method call in microseconds.
-PARTS: Final[tuple[Callable[[Figures, float], None], ...]] = (steps, shell)
+PARTS: Final[tuple[Callable[[Figures, float], None], ...]] = (steps, shell, decision)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
