@@ -14,6 +14,7 @@ from top_helpers import metrics, screen_text, status, worker
 
 from switchgear.backends import generate
 from switchgear.client import connect
+from switchgear.daemon.cli import top_screen
 from switchgear.daemon.cli.top import Looker
 from switchgear.daemon.cli.top_picture import History, Picture
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 # textual comes with the first Python's packages only.
 pytestmark = pytest.mark.engine
-top_screen = pytest.importorskip("switchgear.daemon.cli.top_screen")
 
 SIZE = (80, 24)
 SNAPSHOT = Path(__file__).parent / "data" / "top_80x24.txt"
@@ -62,7 +62,7 @@ async def answer(app: TopScreen) -> Picture:
     async with app.asking:
         pass
 
-    await app.action_look()
+    await app.ask()
     assert app.picture is not None
     return app.picture
 
@@ -81,6 +81,7 @@ def lines_after(looks: int, size: tuple[int, int] = SIZE, keys: str = "") -> lis
             for key in keys:
                 await pilot.press(key)
 
+            await app.workers.wait_for_complete()
             await pilot.pause()
             return screen_text(app)
 
@@ -149,12 +150,15 @@ def test_a_slow_daemon_is_asked_one_question_at_a_time() -> None:
             return Picture("fine", True, "")
 
         app = top_screen.TopScreen(look)
-        questions = [asyncio.create_task(app.action_look()) for _ in range(3)]
-        await asyncio.sleep(0)
-        free.set()
-        app._show = lambda: None
-        await asyncio.gather(*questions)
-        return asked
+        async with app.run_test(size=SIZE) as pilot:
+            # The screen's own first question is on its way; keys work meanwhile.
+            await pilot.press("r", "r", "p")
+            assert screen_text(app)[0] == "asking the daemon"
+            free.set()
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            assert screen_text(app)[0] == "[paused] fine"
+            return asked
 
     assert asyncio.run(scenario()) == 1
 

@@ -68,9 +68,9 @@ class TopScreen(App[None]):
 
         yield Footer()
 
-    async def on_mount(self) -> None:
+    def on_mount(self) -> None:
         self._timer = self.set_interval(EVERY_S, self.action_look)
-        await self.action_look()
+        self.action_look()
 
     def action_pause(self) -> None:
         """Stops and goes on asking."""
@@ -80,8 +80,12 @@ class TopScreen(App[None]):
 
         self._show()
 
-    async def action_look(self) -> None:
-        """Asks now. One question at a time: a daemon that is slow to answer is not pressed."""
+    def action_look(self) -> None:
+        """Asks now, beside the screen: keys work while a daemon is slow to answer."""
+        self.run_worker(self.ask())
+
+    async def ask(self) -> None:
+        """Asks and shows the answer. One question at a time: a slow daemon is not pressed."""
         if self.asking.locked():
             return
 
