@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from cli_command import environment
 from daemon_process import DaemonProcess
+from terminal import Terminal
 from top_helpers import metrics, screen_text, status, worker
 
 from switchgear.backends import generate
@@ -202,3 +206,22 @@ def test_a_real_daemon_on_the_screen() -> None:
         asyncio.run(scenario(daemon))
         # Stopped on the way.
         assert not daemon.running
+
+
+def test_on_a_terminal_without_colour(tmp_path: Path) -> None:
+    """The real thing: a pseudo-terminal of 80 x 24, no daemon, NO_COLOR, and `q`."""
+    missing = str(tmp_path / "none.sock")
+    script = (
+        "import argparse, sys; from switchgear.daemon.cli import top; "
+        f"sys.exit(top.run(argparse.Namespace(socket={missing!r}, json=False)))"
+    )
+    command = [sys.executable, "-W", "error", "-c", script]
+    with Terminal(command, {**environment(), "NO_COLOR": "1"}) as terminal:
+        written = terminal.read_until("no daemon answers")
+        assert "BACKENDS" not in written, "a section with nothing to tell takes no room"
+        os.write(terminal._master, b"q")
+        assert terminal.end() == 0
+
+    # Of colours there are shades of grey at most.
+    colors = re.findall(r"\x1b\[[0-9;]*?[34]8;2;(\d+);(\d+);(\d+)", terminal.output)
+    assert all(len(set(color)) == 1 for color in colors)

@@ -59,8 +59,11 @@ class TopScreen(App[None]):
         yield Static("", id="line", markup=False)
         with Vertical(id="body"):
             for name in _SECTIONS:
-                yield Static(name.upper(), id=f"{name}-heading", classes="heading")
-                yield Static("", id=name, classes="section", markup=False)
+                heading = Static(name.upper(), id=f"{name}-heading", classes="heading")
+                section = Static("", id=name, classes="section", markup=False)
+                heading.display = section.display = False
+                yield heading
+                yield section
 
             yield Static("EVENTS", classes="heading")
             with VerticalScroll(id="events"):
