@@ -29,6 +29,7 @@ from switchgear.ipc.errors import (
 from switchgear.ipc.record import (
     ID,
     ID_OFFSET,
+    NO_SLOT,
     RUN_NS,
     RUN_OFFSET,
     STATUS,
@@ -79,6 +80,8 @@ class Lane:
         self._loop = asyncio.get_running_loop()
         self._queue = Waiting()
         self._running: deque[Request] = deque()
+        # Output slots that a device may still write to, until it has answered again.
+        self._stained: list[tuple[Session, int]] = []
         self._head_since_ns = 0
         self._mean_run_ns = 1_000_000.0
         self._depth = AHEAD_DEPTH
@@ -295,6 +298,12 @@ class Lane:
             return
 
         request = running.popleft()
+        if self._stained:
+            for session, slot in self._stained:
+                session.clean(slot)
+
+            self._stained.clear()
+
         now_ns = monotonic_ns()
         self._head_since_ns = now_ns
         self._streak = 0
@@ -411,6 +420,11 @@ class Lane:
         request.tried |= 1 << self.number
         if was_running:
             request.attempts += 1
+            if self.backend != "cpu" and not abandoned:
+                # The process is gone; whether its device still writes shows the next answer.
+                old = session.move(request)
+                if old != NO_SLOT:
+                    self._stained.append((session, old))
 
         if session.model.state:
             session.refuse(request, StateLost)

@@ -420,12 +420,27 @@ class Session:
             self.go_away(WorkerDied)
             return False
 
+        self.move(request)
+        return True
+
+    def move(self, request: Request) -> int:
+        """Gives a request a fresh output slot, for a device may still write to the old one;
+        returns that, poisoned until `clean`, or NO_SLOT where no spare one is left."""
+        if Slot.SPARE not in self._outputs:
+            return NO_SLOT
+
+        old = request.output_slot
+        self._outputs[old] = Slot.POISONED
         request.output_slot = self._outputs.index(Slot.SPARE)
         self._outputs[request.output_slot] = Slot.REQUEST
         record.SLOTS.pack_into(
             request.record, record.SLOTS_OFFSET, request.input_slot, request.output_slot
         )
-        return True
+        return old
+
+    def clean(self, slot: int) -> None:
+        """A slot that `move` left is nobody's any more."""
+        self._outputs[slot] = Slot.SPARE
 
     def lose_state(self) -> None:
         """The worker with the state is gone: a new epoch, and what waits is answered."""
