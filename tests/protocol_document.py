@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from protocol_rows import TABLES
+from protocol_case import TABLES
 
 from switchgear.daemon.protocol.constants import table
 from switchgear.daemon.protocol.table import SAME, Row

@@ -2,107 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from switchgear.daemon.protocol import backend, device, pair
-from switchgear.daemon.protocol.backend import BackendState, Fault, Served, Suspect
-from switchgear.daemon.protocol.breaker import Breaker, Phase
-from switchgear.daemon.protocol.constants import Constants, report
+from protocol_case import (
+    CPU,
+    NOW,
+    REPORT,
+    Case,
+    a_pair,
+    back,
+    breaker,
+    dev,
+    heat,
+)
+from protocol_pair_rows import pair_cases
+
+from switchgear.daemon.protocol.backend import Fault, Served, Suspect
+from switchgear.daemon.protocol.breaker import Phase
 from switchgear.daemon.protocol.device_rules import (
-    DeviceState,
-    Heat,
-    Limits,
     Lost,
     RefugeHeats,
     Trip,
 )
 from switchgear.daemon.protocol.failures import Bucket, Failures
-from switchgear.daemon.protocol.pair_state import (
-    Aging,
-    BeginTrial,
-    EndTrial,
-    Failure,
-    Faulted,
-    Frame,
-    PairState,
-    Rest,
-    Slow,
-    Trial,
-    TrialChanged,
-    TrialHeat,
-    TripDevice,
-)
-from switchgear.daemon.protocol.reading import Reading, Thermometer
+from switchgear.daemon.protocol.reading import Thermometer
 from switchgear.daemon.protocol.table import (
     ProbeDone,
     RefugeFrame,
     Returned,
     StartProbe,
-    Table,
     Tick,
 )
-
-NOW = 10_000.0
-DEFAULT = Constants()
-REPORT = report()
-LIMITS = Limits(65_000, 58_000, 80_000)
-CPU = LIMITS._replace(is_cpu=True)
-TABLES: dict[str, Table[Any]] = {
-    "device": device.TABLE,
-    "backend": backend.TABLE,
-    "pair": pair.TABLE,
-}
-
-
-class Case(NamedTuple):
-    """A state of `level` and an event that take the row with `guard`; `to` is the phase after.
-
-    `actions` are the types of the actions besides the transition.
-    """
-
-    level: str
-    guard: str
-    state: Any
-    event: NamedTuple
-    to: str
-    actions: tuple[type, ...] = ()
-    now_s: float = NOW
-
-
-def breaker(phase: Phase, **changes: Any) -> Breaker:
-    """A breaker that came to its phase a second ago, and whose hold is over."""
-    base = Breaker(7, phase, since_s=NOW - 1, until_s=NOW - 1, cause="heat")
-    return base._replace(**changes)
-
-
-def measured(celsius: float, **changes: Any) -> Thermometer:
-    known = Thermometer(round(celsius * 1000), NOW, "measured", 0.0, sensor=True)
-    return known._replace(**changes)
-
-
-def dev(phase: Phase, celsius: float = 50.0, **changes: Any) -> DeviceState:
-    base = DeviceState(
-        LIMITS, DEFAULT, breaker(phase), measured(celsius), began=True, opened_mc=70_000
-    )
-    return base._replace(**changes)
-
-
-def back(phase: Phase, **changes: Any) -> BackendState:
-    return BackendState(DEFAULT, breaker(phase, cause="failure"))._replace(**changes)
-
-
-def a_pair(phase: Phase, **changes: Any) -> PairState:
-    base = PairState(DEFAULT, "m", 200.0, breaker=breaker(phase, cause="failure"))
-    return base._replace(**changes)
-
-
-def heat(celsius: float, *, slope: float = 0.0, elsewhere: bool = True) -> Heat:
-    return Heat(Reading(round(celsius * 1000), "measured", 0.0, slope), elsewhere)
-
-
-def slow(ms: float = 250.0) -> Frame:
-    return Frame(ms, above=True, learns=False)
-
 
 LEASED = {"lease": 4, "probes": 4, "lease_until_s": NOW + 1}
 PROBED = (
@@ -351,148 +281,6 @@ def backend_cases() -> list[Case]:
         Case("backend", "the hold is over", back("open"), Tick(), "half_open"),
         Case("backend", "", back("closed"), Returned("there"), "half_open"),
         Case("backend", "", back("ramping"), Returned("there"), "half_open"),
-    ]
-
-
-def pair_cases() -> list[Case]:
-    two = {"streak": 2, "streak_s": NOW - 1}
-    one_slow = Trial("running", NOW + 10, 70_000, NOW + 50, slow=1)
-    running = Trial("running", NOW, 70_000, NOW + 50)
-    failed = Failures(2, ("m",), (Bucket(int(NOW / 5), 0, 2),))
-    rest_guard = "the hold is over; for slowness also cool, the frames good or waived"
-    cases = [
-        Case("pair", "", a_pair("open"), RefugeFrame(True), "open"),
-        Case("pair", rest_guard, a_pair("open"), Rest(True), "half_open"),
-        Case("pair", rest_guard, a_pair("quarantined"), Rest(True), "half_open"),
-        Case(
-            "pair",
-            "an error or a hang",
-            a_pair("closed"),
-            Failure("error", ""),
-            "closed",
-        ),
-        Case(
-            "pair",
-            "an error or a hang, enough in a row or in the window",
-            a_pair("closed", failures=failed),
-            Failure("hang", ""),
-            "open",
-            (Faulted,),
-        ),
-        Case(
-            "pair",
-            "an error or a hang",
-            a_pair("ramping"),
-            Failure("error", ""),
-            "open",
-            (Faulted,),
-        ),
-    ]
-    for phase in ("closed", "ramping"):
-        cases += _live_pair_cases(phase, two, one_slow, running)
-
-    phases: tuple[Phase, ...] = ("closed", "ramping", "half_open", "open", "quarantined")
-    for phase in phases:
-        cases.append(Case("pair", "", a_pair(phase), Returned("slept"), phase))
-        cases.append(
-            Case("pair", "there is a trial", a_pair(phase, trial=running), EndTrial(), phase)
-        )
-        if phase != "quarantined":
-            cases.append(
-                Case(
-                    "pair",
-                    "a crash, wrong numbers, or unsupported",
-                    a_pair(phase),
-                    Failure("wrong", ""),
-                    "quarantined",
-                    (Faulted,),
-                )
-            )
-
-    return cases
-
-
-def _live_pair_cases(
-    phase: Phase, two: dict[str, Any], one_slow: Trial, running: Trial
-) -> list[Case]:
-    state = a_pair(phase)
-    trial = a_pair(phase, trial=one_slow)
-    first = Frame(900.0, above=True, learns=False, first_use=True)
-    return [
-        Case("pair", "first use", state, first, phase),
-        Case(
-            "pair",
-            "a trial, slow, the second in a row",
-            trial,
-            slow(),
-            phase,
-            (TrialChanged,),
-        ),
-        Case(
-            "pair",
-            "a trial, slow, the first in a row",
-            a_pair(phase, trial=running),
-            slow(),
-            phase,
-        ),
-        Case(
-            "pair",
-            "slow, above trip, enough in a row",
-            a_pair(phase, **two),
-            slow(200.1),
-            phase,
-            (TripDevice,),
-        ),
-        Case("pair", "slow, above trip", state, slow(200.1), phase),
-        Case("pair", "otherwise", state, slow(200.0), phase),
-        Case(
-            "pair",
-            "above trip, its age makes the slow frames enough",
-            a_pair(phase, **two),
-            Aging(200.1, True),
-            phase,
-            (TripDevice,),
-        ),
-        Case(
-            "pair",
-            "above trip, its age makes it one more slow frame",
-            state,
-            Aging(200.1, True),
-            phase,
-        ),
-        Case("pair", "", state, Slow(), "open"),
-        Case(
-            "pair",
-            "no trial under way, or one of an earlier hold",
-            state,
-            BeginTrial(70_000, NOW + 100),
-            phase,
-            (TrialChanged,),
-        ),
-        Case(
-            "pair",
-            "a trial, at or above the hard limit",
-            a_pair(phase, trial=running),
-            TrialHeat(80_000, 80_000),
-            phase,
-            (TrialChanged,),
-        ),
-        Case(
-            "pair",
-            "its time is over, the temperature has not fallen",
-            a_pair(phase, trial=running),
-            TrialHeat(70_000, 80_000),
-            phase,
-            (TrialChanged,),
-        ),
-        Case(
-            "pair",
-            "its time is over",
-            a_pair(phase, trial=running),
-            TrialHeat(69_999, 80_000),
-            phase,
-            (TrialChanged,),
-        ),
     ]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from protocol_rows import CASES, TABLES, Case
+from protocol_case import TABLES, Case
+from protocol_rows import CASES
 
 from switchgear.daemon.protocol.table import NOTHING, SAME, Transition
 
