@@ -317,6 +317,7 @@ def any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     opened()
     from switchgear.backends.opencl import int4_compiler, prepare
 
+    monkeypatch.setattr(int4_compiler, "LEAST_WEIGHTS", 0)
     monkeypatch.setattr(int4_compiler, "LAYER_FASTER", math.inf)
     monkeypatch.setattr(prepare, "FASTER", math.inf)
 
@@ -361,12 +362,16 @@ def test_four_bits_are_refused_where_they_are_slower(
 ) -> None:
     from switchgear.backends.opencl import int4_compiler
 
-    monkeypatch.setattr(int4_compiler, "LAYER_FASTER", 0.0)
     for name in files_of(prepared):
         if "int4" in name:
             os.unlink(os.path.join(prepared.cache, name))
 
-    with pytest.raises(UnsupportedModel, match="none of 3 layers is faster"):
+    with pytest.raises(UnsupportedModel, match="none of 3 layers has 32768 weights"):
+        backend.load(compiling(prepared, "int4"))
+
+    monkeypatch.setattr(int4_compiler, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(int4_compiler, "LAYER_FASTER", 0.0)
+    with pytest.raises(UnsupportedModel, match="none of 3 large layers is faster"):
         backend.load(compiling(prepared, "int4"))
 
 

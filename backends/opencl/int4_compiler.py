@@ -26,6 +26,9 @@ from switchgear.ipc.errors import UnsupportedModel
 
 # A layer gets four bits where its kernel takes at most this share of the float one's time.
 LAYER_FASTER: Final = 0.9
+# A smaller layer is not looked at: it lies in the nearest cache either way, and its part of the
+# model's time is noise.
+LEAST_WEIGHTS: Final = 1 << 15
 
 
 @dataclass
@@ -66,9 +69,21 @@ class Int4Compiler:
             # The float ones are tinygrad's, fused with what follows: the whole is compared.
             return sorted(self._layers)
 
+        large = {
+            operator: layer
+            for operator, layer in sorted(self._layers.items())
+            if layer.weights.size >= LEAST_WEIGHTS
+        }
+        if not large:
+            most = max(layer.weights.size for layer in self._layers.values())
+            raise UnsupportedModel(
+                f"int4: none of {len(self._layers)} layers has {LEAST_WEIGHTS} weights;"
+                f" the largest has {most}"
+            )
+
         shares: dict[tuple[int, int, int], float] = {}
         gaining = []
-        for operator, layer in sorted(self._layers.items()):
+        for operator, layer in large.items():
             size = (layer.rows, *layer.weights.shape)
             if size not in shares:
                 shares[size] = self._time_share(layer)
@@ -78,7 +93,7 @@ class Int4Compiler:
 
         if not gaining:
             raise UnsupportedModel(
-                f"int4: none of {len(self._layers)} layers is faster than in float here;"
+                f"int4: none of {len(large)} large layers is faster than in float here;"
                 f" the best takes {min(shares.values()):.2f} of its time"
             )
 
