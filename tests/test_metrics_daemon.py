@@ -132,8 +132,10 @@ def test_a_worker_that_was_killed_is_a_restart(daemon: DaemonProcess) -> None:
     with connect(daemon.socket) as client:
         (worker,) = [w for w in client.status()["workers"] if w["lane"] == "interactive"]
         os.kill(worker["pid"], signal.SIGKILL)
+        while restarts() == before:
+            assert daemon.running
+
         client.load_model(generate.two_inputs(), "counted")
-        # It is answered by the next worker, so the first one's end is known.
         run_some(client, "counted", 1)
 
     assert restarts() == before + 1

@@ -199,7 +199,9 @@ def test_a_real_daemon_on_the_screen() -> None:
             assert 0 < served.median_s < 5
             (lane,) = [w for w in client.status()["workers"] if w["backend"] == "cpu"]
             os.kill(lane["pid"], signal.SIGKILL)
-            session.run(a=[1.0] * 4, b=[2.0] * 4)
+            while not client.status()["counters"]["worker_restarts"]:
+                pass
+
             await answer(app)
 
     with DaemonProcess(config="[cpu]\nthreads = 1\n") as daemon:
