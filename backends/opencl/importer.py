@@ -93,7 +93,7 @@ class Program:
         self._pending: list[Tensor] = []
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
-        """:raises BadModel: a shape is not the one that the file states."""
+        """:raises ValueError: a tensor is missing, or has not the shape of the file."""
         given = [tuple(tensor.shape) for tensor in tensors]
         if given != [shape for shape, _ in self.inputs]:
             raise ValueError(f"the program takes {self.inputs}, not {given}")
@@ -117,6 +117,8 @@ class Program:
 
         pending = [*constants, *self._pending]
         self._pending = []
+        # What a run needs has been placed by the first pass.
+        self._constants = {}
         if pending:
             # Once for all: each call goes through every tensor that there is.
             Tensor.realize(*pending)
@@ -196,9 +198,9 @@ def build(
 ) -> Program:
     """The program of a graph; places all weights on the device, blocking.
 
-    `device` is tinygrad's name of it, None for its default one.
-
-    `linear` is called for each of `linear_operators`, again whenever the program is called.
+    `device` is tinygrad's name of it, None for its default one. `linear` is called for each of
+    `linear_operators`, here and again whenever the program is called; it has to take the same
+    ones each time.
 
     :raises UnsupportedModel: an operator is missing; the text names each one.
     :raises BadModel: the graph contradicts itself.
@@ -320,18 +322,29 @@ def _constant(tensor: GraphTensor) -> NDArray[Any]:
     data = tensor.data
     assert data is not None
     if tensor.sparsity is not None:
-        if tensor.dtype not in ("float32", "float16", "int8", "uint8"):
-            raise UnsupportedModel(f"{tensor.name}: a sparse constant of {tensor.dtype}")
+        return _dense(tensor, data)
 
-        if tensor.size > _LARGEST_SPARSE_BYTES // np.dtype(tensor.dtype).itemsize:
-            raise UnsupportedModel(
-                f"{tensor.name}: a sparse constant of {tensor.size} elements"
-            )
-
-        values = np.frombuffer(data, np.dtype(tensor.dtype).newbyteorder("<"))
-        return dense(tensor.sparsity, values, tensor.shape).reshape(tensor.shape)
+    if data.dtype.name != tensor.dtype and tensor.dtype != "int4":
+        # Text and the like stay bytes: no rule takes them.
+        return data
 
     return unpacked(tensor, data)
+
+
+def _dense(tensor: GraphTensor, data: NDArray[Any]) -> NDArray[Any]:
+    sparsity = tensor.sparsity
+    assert sparsity is not None
+    if tensor.dtype not in ("float32", "float16", "int8", "uint8"):
+        raise UnsupportedModel(f"{tensor.name}: a sparse constant of {tensor.dtype}")
+
+    kind = np.dtype(tensor.dtype).newbyteorder("<")
+    if tensor.size > _LARGEST_SPARSE_BYTES // kind.itemsize:
+        raise UnsupportedModel(f"{tensor.name}: a sparse constant of {tensor.size} elements")
+
+    if data.size % kind.itemsize:
+        raise BadModel(f"{tensor.name}: {data.size} bytes of {tensor.dtype}")
+
+    return dense(sparsity, np.frombuffer(data, kind), tensor.shape).reshape(tensor.shape)
 
 
 def _folded(node: Node) -> dict[int, NDArray[Any]]:

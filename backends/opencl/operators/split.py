@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from switchgear.backends.opencl.operators.activations import fused
 from switchgear.backends.opencl.quantised import requantiser
-from switchgear.backends.opencl.rules import ANY, QUANTISED, Rule, volume
+from switchgear.backends.opencl.rules import ANY, QUANTISED, Rule
 from switchgear.ipc.errors import BadModel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tinygrad import Tensor
 
@@ -101,27 +102,24 @@ def _split_v(node: Node) -> Apply:
     return lambda x: parted(x(0))
 
 
-class _parted:  # noqa: N801
-    """Cuts a tensor along an axis into parts of these sizes."""
+def _parted(axis: int, sizes: Sequence[int]) -> Callable[[Tensor], list[Tensor]]:
+    """What cuts a tensor along an axis into parts of these sizes."""
+    ends = list(accumulate(sizes))
 
-    def __init__(self, axis: int, sizes: Sequence[int]) -> None:
-        self._axis = axis
-        self._sizes = sizes
-
-    def __call__(self, x: Tensor) -> list[Tensor]:
+    def apply(x: Tensor) -> list[Tensor]:
         parts = []
-        begin = 0
-        for size in self._sizes:
-            cuts = [None if i != self._axis else (begin, begin + size) for i in range(x.ndim)]
+        for size, end in zip(sizes, ends, strict=True):
+            cuts = [None if i != axis else (end - size, end) for i in range(x.ndim)]
             parts.append(x.shrink(tuple(cuts)))
-            begin += size
 
         return parts
+
+    return apply
 
 
 def _one(node: Node, position: int) -> int:
     values = node.numbers(position)
-    if volume([len(values)]) != 1:
+    if len(values) != 1:
         raise BadModel(f"{node.title}: {len(values)} axes")
 
     return values[0]
