@@ -34,6 +34,7 @@ from switchgear.backends.vulkan_compute.pipeline import (
     pipeline_cache_data,
 )
 from switchgear.ipc.errors import DriverError, NoBackend, NoSpace
+from switchgear.ipc.process import die_with_parent, set_not_dumpable
 
 # Per kernel: the buffers that it takes, the one it writes last, and its groups.
 KERNELS: Final[dict[str, tuple[tuple[str, ...], tuple[int, int, int]]]] = {
@@ -287,7 +288,12 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="the cache folder; none keeps nothing")
     parser.add_argument("--device", type=int, default=0, help="its place in the loader's list")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--parent", type=int, help="a process to end with")
     arguments = parser.parse_args()
+    if arguments.parent:
+        die_with_parent(arguments.parent)
+        set_not_dumpable()
+
     try:
         result = run_canary(arguments.cache, arguments.device)
     except (DriverError, NoBackend) as error:

@@ -26,6 +26,7 @@ from switchgear.backends.cache_store import CacheStore, Lookup
 from switchgear.backends.canary import KernelResult
 from switchgear.backends.canary_numbers import ROWS, TOLERANCE, WIDTH, numbers, relative_error
 from switchgear.ipc.errors import DriverError, NoBackend, NoSpace
+from switchgear.ipc.process import die_with_parent, set_not_dumpable
 
 SOURCE: Final = """
 kernel void dot_rows(global const float *q, global const float *k, global float *scores)
@@ -233,7 +234,12 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="the cache folder; none keeps nothing")
     parser.add_argument("--device", type=int, default=0, help="its place among all platforms'")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--parent", type=int, help="a process to end with")
     arguments = parser.parse_args()
+    if arguments.parent:
+        die_with_parent(arguments.parent)
+        set_not_dumpable()
+
     try:
         result = run_canary(arguments.cache, arguments.device)
     except (DriverError, NoBackend) as error:

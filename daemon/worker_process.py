@@ -226,6 +226,9 @@ class WorkerProcess:
         ROUTE.pack_into(record, ROUTE_OFFSET, binding, request.deadline_ns)
         try:
             self._sock.send(record)
+        except (BrokenPipeError, ConnectionResetError):
+            # It has ended, of whatever: the pidfd will say so, and the lane finds a way on.
+            return
         except OSError as error:
             self.kill(f"it takes no records: {error}")
 
@@ -253,6 +256,8 @@ class WorkerProcess:
 
         try:
             worker.send(self._sock, packet, fds or [])
+        except (BrokenPipeError, ConnectionResetError):
+            return
         except OSError as error:
             # A full socket: it has not read for a long time.
             self.kill(f"it takes no packets: {error}")

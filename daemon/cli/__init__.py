@@ -22,6 +22,11 @@ COMMANDS: Final = {
     "explain": "why a request ran where it ran",
     "bench": "latency through the daemon beside in-process",
     "fingerprint": "measure this device; show, dump or compare what was measured",
+    "top": "live screen of backends, queues, latencies and events",
+    "metrics": "what the daemon counts: requests, latencies, breakers, temperatures",
+    "trace": "record what happens to requests; ui.perfetto.dev opens the file",
+    "simulate": "policies against a heating device, in virtual time",
+    "install-service": "systemd units for this machine",
     "doctor": "what is missing on this machine, and the command that fixes it",
 }
 INTERRUPTED: Final = 130
@@ -42,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     wanted = next((word for word in arguments if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         if wanted == name:
-            importlib.import_module(f"switchgear.daemon.cli.{name}").add_parser(subparsers)
+            module = name.replace("-", "_")
+            importlib.import_module(f"switchgear.daemon.cli.{module}").add_parser(subparsers)
         else:
             subparsers.add_parser(name, help=text, add_help=False)
 

@@ -113,6 +113,7 @@ class Operation:
             if handle is not None:
                 handle.cancel()
 
+        self._prober.stop()
         for probe in list(self._probes):
             probe.cancel()
 

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from switchgear.daemon import warming
-from switchgear.ipc.errors import SwitchgearError
+from switchgear.daemon.child import Child, describe_end
 from switchgear.ipc.record import Precision, Priority
 
 if TYPE_CHECKING:
@@ -23,9 +23,14 @@ if TYPE_CHECKING:
     from switchgear.daemon.pool import Pool
     from switchgear.daemon.protocol.answers import Probe
 
-# A worker that has to be started and loaded first does not count against the lease: that is
-# the device's time.
+# For a worker that has to be started and loaded first.
 START_LIMIT_S: Final = 30.0
+# Kernels of our own, with explicit memory barriers and known answers.
+CANARIES: Final = {
+    "vulkan": "switchgear.backends.canary",
+    "opencl": "switchgear.backends.canary_opencl",
+}
+MAX_CANARY_BYTES: Final = 65536
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +41,12 @@ class Prober:
     def __init__(self, pool: Pool, models: Models) -> None:
         self._pool = pool
         self._models = models
+        self._starting: set[asyncio.Task[None]] = set()
 
     async def run(self, probe: Probe) -> bool | None:
         """Whether the device gave the right answers; None where no worker could be had."""
         lane, model = self._lane(probe)
-        try:
-            async with asyncio.timeout(START_LIMIT_S):
-                await self._get_ready(lane, probe, model)
-        except (SwitchgearError, TimeoutError) as error:
-            log.info("probe of %s: no worker: %s", probe.target, error)
+        if not await self._is_ready(lane, probe, model):
             return None
 
         left_s = max(0.5, probe.deadline_s - monotonic())
@@ -54,6 +56,11 @@ class Prober:
 
         try:
             async with asyncio.timeout(left_s):
+                wrong = await self._canary(probe.backend)
+                if wrong:
+                    log.warning("probe of %s: %s", probe.target, wrong)
+                    return False
+
                 answer = await worker.probe()
                 instance = model.instance if model is not None else None
                 if answer.get("ok") is True and instance is not None:
@@ -68,6 +75,47 @@ class Prober:
             log.warning("probe of %s: %s", probe.target, answer.get("text"))
 
         return answer.get("ok") is True
+
+    async def _is_ready(self, lane: Lane, probe: Probe, model: Model | None) -> bool:
+        """Whether a worker has loaded what is probed, within half of the lease. One that takes
+        longer goes on getting ready: the next probe finds it."""
+        task = asyncio.create_task(self._get_ready(lane, probe, model))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+        half_s = max(0.1, (probe.deadline_s - monotonic()) / 2)
+        done, _ = await asyncio.wait([task], timeout=half_s)
+        if not done:
+            log.info("probe of %s: its worker is not ready yet", probe.target)
+            return False
+
+        error = task.exception()
+        if error is not None:
+            log.info("probe of %s: no worker: %s", probe.target, error)
+
+        return error is None
+
+    def stop(self) -> None:
+        """Gives up workers that are still being got ready."""
+        for task in list(self._starting):
+            task.cancel()
+
+    async def _canary(self, backend: str) -> str:
+        """What is wrong with our own kernels on a backend's device; empty where nothing is, or
+        where there are none. They run in a process of their own."""
+        module = CANARIES.get(backend)
+        if module is None:
+            return ""
+
+        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        child = Child(
+            module, ["--json"], [], ended.set_result, capture_limit_bytes=MAX_CANARY_BYTES
+        )
+        try:
+            status = await asyncio.shield(ended)
+        finally:
+            child.kill()
+
+        return "" if status == 0 else f"{module}: {describe_end(status)} {child.stderr[-200:]}"
 
     def _lane(self, probe: Probe) -> tuple[Lane, Model | None]:
         """The lane that serves the pair, of whatever group; else one of the daemon's own."""
@@ -101,12 +149,11 @@ class Prober:
 
     @staticmethod
     async def _get_ready(lane: Lane, probe: Probe, model: Model | None) -> None:
-        if model is not None and model.instance is not None and probe.pair is not None:
-            await warming.load(lane, model.instance, _number(probe))
-        else:
-            lane.start()
-            while lane.worker is not None and lane.worker.state == "starting":
-                await lane.worker.spoken.wait()
+        async with asyncio.timeout(START_LIMIT_S):
+            if model is not None and model.instance is not None and probe.pair is not None:
+                await warming.load(lane, model.instance, _number(probe))
+            else:
+                await lane.start().spoken.wait()
 
 
 def _number(probe: Probe) -> int:
