@@ -57,6 +57,7 @@ SMALL = Constants(
     failure_window_s=3,
     failure_minimum=3,
     failure_hold_s=1,
+    lost_hold_s=1,
     quarantine_s=2,
     crash_memory_s=1,
     recover_frames=2,

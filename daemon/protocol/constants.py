@@ -33,6 +33,9 @@ class Constants:
     failure_minimum: int = _number(20, "frames", "below it a share is chance")
     failure_share: float = _number(0.5, "")
     failure_hold_s: float = _number(120.0, "s", "the hold of heat")
+    lost_hold_s: float = _number(
+        10.0, "s", "a restarted driver is proven by probes, not by rest"
+    )
     quarantine_s: float = _number(86_400.0, "s", "one attempt a day at a driver that crashed")
     crash_memory_s: float = _number(600.0, "s", "two models within it accuse the backend")
 
@@ -47,6 +50,9 @@ class Constants:
     idle_holds: float = _number(1.0, "holds", "without traffic no frame can be good")
     refuge_s: float = _number(120.0, "s", "the time constant of a die and its board")
     refuge_cooler_mc: int = _number(3_000, "m°C", "more than noise and quantum of a sensor")
+    refuge_faster: bool = _number(
+        True, "", "slow frames are no reason to go where it is slower"
+    )
     refuge_share: float = _number(1 / 4, "of frames", "what a hot device may still be given")
     start_open: bool = _number(True, "", "a device that is warm at the start was in use")
 
@@ -96,7 +102,7 @@ class Constants:
         if self.trip_frames < 1 or self.failures < 1 or self.good_probes < 1:
             raise ValueError("trip_frames, failures and good_probes are at least 1")
 
-        if self.hold_max_s < max(self.hold_s, self.failure_hold_s):
+        if self.hold_max_s < max(self.hold_s, self.failure_hold_s, self.lost_hold_s):
             raise ValueError("hold_max_s is below a hold")
 
     def recover_mc(self, trip_mc: int) -> int:
@@ -140,6 +146,7 @@ def report() -> Constants:
         good_probes=1,
         ramp_shares=(),
         shedding=False,
+        refuge_faster=False,
         degrade_always=True,
         trial=False,
     )

@@ -119,7 +119,7 @@ def opened(state: DeviceState, breaker: Breaker) -> DeviceState:
 
 def hold_s(state: DeviceState) -> float:
     constants = state.constants
-    return constants.hold_s if state.breaker.cause == "heat" else constants.failure_hold_s
+    return constants.hold_s if state.breaker.cause == "heat" else constants.lost_hold_s
 
 
 def leave(state: DeviceState, now_s: float, cause: str) -> tuple[DeviceState, Actions]:
@@ -129,7 +129,7 @@ def leave(state: DeviceState, now_s: float, cause: str) -> tuple[DeviceState, Ac
         now_s,
         cause,
         constants,
-        base_s=constants.hold_s if cause == "heat" else constants.failure_hold_s,
+        base_s=constants.hold_s if cause == "heat" else constants.lost_hold_s,
         again=state.breaker.phase in ("ramping", "half_open"),
         longest=cause == "heat" and forgotten(state.thermometer, now_s, constants),
     )

@@ -22,7 +22,7 @@ from switchgear.daemon.protocol.answers import (
 )
 from switchgear.daemon.protocol.backend import FaultKind, Suspect
 from switchgear.daemon.protocol.constants import Constants, report
-from switchgear.daemon.protocol.degrade import degraded, faster_than_cpu
+from switchgear.daemon.protocol.degrade import degraded, faster_than_cpu, slower
 from switchgear.daemon.protocol.device_rules import RefugeHeats, Trip, warmth_of
 from switchgear.daemon.protocol.pair_state import (
     BeginTrial,
@@ -217,7 +217,10 @@ class Levels:
         pair = record.pair if isinstance(record, SessionRecord) else record
         session = record.session if isinstance(record, SessionRecord) else 0
         others = [
-            other for other in self._models[pair.model] if other.device is not pair.device
+            other
+            for other in self._models[pair.model]
+            if other.device is not pair.device
+            and not slower(other, trip.run_ms, self._estimate)
         ]
         elsewhere = share_elsewhere(pair, session, others) > 0.0
         if isinstance(record, PairRecord):

@@ -40,7 +40,7 @@ class Ours(Driven):
         # The kernel's passive trips, as the fingerprint finds them.
         trip_mc = round(scenario.governor.block_limit_c * 1000)
         trips = dict.fromkeys(simulation.device.blocks, trip_mc)
-        constants = Constants(failure_hold_s=10.0)
+        constants = Constants()
         self.ring: Final = DecisionRing()
         self._policy = policy_of(policy)
         self._least_energy = policy_of("max_efficiency")
