@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -22,17 +23,19 @@ class Daemon:
         folder = Path(self.folder.name)
         self.socket = str(folder / "run" / "switchgear.sock")
         config = folder / "switchgear.toml"
-        # Its own measuring in the background would disturb ours.
+        # Its own measuring and preparing in the background would disturb ours.
         config.write_text(configuration + "\n[fingerprint]\nenabled = false\n")
+        surroundings = {**os.environ, "SWITCHGEAR_PREPARE__ENABLED": "false"}
         command = [
             *(sys.executable, "-m", "switchgear", "serve", "--log-level=warning"),
-            *(f"--socket={self.socket}", f"--config={config}", f"--state-dir={folder}/state"),
+            *(f"--socket={self.socket}", f"--config={config}"),
+            *(f"--state-dir={folder}/state", f"--cache-dir={folder}/cache"),
         ]
         if cpus is not None:
             command = ["taskset", "-c", ",".join(map(str, sorted(cpus))), *command]
 
         self.started = time.perf_counter()
-        self.process = subprocess.Popen(command)
+        self.process = subprocess.Popen(command, env=surroundings)
 
     def connect(self) -> Client:
         """Waits until it answers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,21 @@ def test_heat_and_slow_frames_send_the_next_one_elsewhere(rig: Rig, client: Clie
     assert device["temperature_c"] > 65.0
     assert (device["trip_c"], device["recover_c"]) == (65.0, 58.0)
     assert device["zones"] == ["npu-thermal"]
+
+
+@pytest.mark.slow
+def test_a_device_that_is_cool_again_is_probed_and_comes_back(rig: Rig, client: Client) -> None:
+    """After `test_heat_and_slow_frames_send_the_next_one_elsewhere`: its hold is 2 minutes."""
+    inputs = frame(client.describe("net"))
+    rig.pace(0)
+    rig.temperature(45.0)
+    with client.open_session("net", backends=["npu", "cpu"]) as session:
+        while session.run(inputs).backend != "npu":
+            time.sleep(0.05)
+
+    heard: list[dict[str, Any]] = []
+    client.watch_events(heard.append, 0.0)
+    client.info()
+    steps = [(event["before"], event["after"]) for event in heard if event["level"] == "device"]
+    assert ("open", "half_open") in steps
+    assert ("half_open", "ramping") in steps
