@@ -69,7 +69,7 @@ def test_powers_and_sums() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["ABS", "NEG", "EXP", "SQUARE", "SIN", "COS", "FLOOR", "CEIL", "ROUND"],
+    ["ABS", "NEG", "SIGN", "EXP", "SQUARE", "SIN", "COS", "FLOOR", "CEIL", "ROUND"],
 )
 def test_functions_of_one_value(name: str) -> None:
     compare(name, [WIDE])
@@ -124,6 +124,7 @@ def test_a_cast_from_whole_numbers() -> None:
         ("RELU", None),
         ("RELU6", None),
         ("RELU_N1_TO_1", None),
+        ("RELU_0_TO_1", None),
         ("LEAKY_RELU", schema.LeakyReluOptionsT(alpha=0.3)),
         ("HARD_SWISH", schema.HardSwishOptionsT()),
         ("LOGISTIC", None),
@@ -138,6 +139,15 @@ def test_a_cast_from_whole_numbers() -> None:
 )
 def test_activations(name: str, options: Any) -> None:
     compare(name, [WIDE], FLOAT, options)
+
+
+@pytest.mark.parametrize("name", ["LOGISTIC", "TANH", "SOFTMAX", "LOG_SOFTMAX"])
+def test_activations_of_extreme_values(name: str) -> None:
+    extreme = Given(np.asarray([[-300, -90, 0, 90, 300]], np.float32))
+    options = schema.SoftmaxOptionsT(beta=1.0) if name == "SOFTMAX" else None
+    found = compare(name, [extreme], FLOAT, options)
+
+    assert np.isfinite(found[0]).all()
 
 
 def test_a_slope_for_each_channel() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from switchgear.backends import generate
 from switchgear.backends.generate.graph import Model
 from switchgear.backends.opencl.graph import read_graph
 from switchgear.backends.opencl.importer import build, linear_operators, unsupported
+from switchgear.backends.opencl.operators import RULES
 from switchgear.backends.opencl.rules import on_device
 from switchgear.ipc.errors import BadModel, UnsupportedModel
 
@@ -72,6 +74,15 @@ def test_models_are_built(name: str) -> None:
     assert [(tuple(y.shape), y.dtype.name) for y in found] == [
         (graph.tensors[i].shape, "float") for i in graph.outputs
     ]
+
+
+def test_the_documentation_lists_every_operator() -> None:
+    page = Path(__file__).parent.parent / "docs" / "opencl-operators.md"
+    rows = [row for row in page.read_text().splitlines() if row.startswith("|")]
+    listed = re.findall(r"`([A-Z][A-Za-z0-9_:]+)`", "\n".join(rows))
+
+    assert len(listed) == len(set(listed))
+    assert set(listed) == set(RULES)
 
 
 def test_state_is_refused_by_name() -> None:

@@ -13,6 +13,7 @@ from opencl_graph_helpers import (
     Wanted,
     compare,
     constant,
+    engine,
     image,
     model_of,
     ours,
@@ -189,6 +190,44 @@ def test_shapes_are_known_before_the_model_runs() -> None:
     main.operator("RESHAPE", [given, packed], [main.output(result)])
 
     np.testing.assert_array_equal(ours(model.to_bytes(), [x])[0], x.reshape(2, 12))
+
+
+def test_what_depends_on_shapes_only() -> None:
+    compare("RANK", [X], (Wanted("int32"),), schema.RankOptionsT())
+    compare("ZEROS_LIKE", [X], spread=False)
+
+
+def test_a_sparse_constant_becomes_dense() -> None:
+    """Compressed rows: 5 and 6 in the first of three, 7 in the last."""
+    model = Model("sparse")
+    main = model.subgraph()
+    x = main.input("x", "float32", (3, 4))
+    values = main.constant("values", np.asarray([5, 6, 7], np.float32))
+    main.packed.tensors[values].shape = [3, 4]
+    main.packed.tensors[values].sparsity = schema.SparsityParametersT(
+        traversalOrder=[0, 1],
+        dimMetadata=[
+            schema.DimensionMetadataT(format=schema.DimensionType.DENSE, denseSize=3),
+            schema.DimensionMetadataT(
+                format=schema.DimensionType.SPARSE_CSR,
+                arraySegmentsType=schema.SparseIndexVector.Uint8Vector,
+                arraySegments=schema.Uint8VectorT(values=[0, 2, 2, 3]),
+                arrayIndicesType=schema.SparseIndexVector.Uint8Vector,
+                arrayIndices=schema.Uint8VectorT(values=[0, 3, 1]),
+            ),
+        ],
+    )
+    dense = main.tensor("dense", "float32", (3, 4))
+    y = main.output(main.tensor("y", "float32", (3, 4)))
+    main.operator("DENSIFY", [values], [dense], schema.DensifyOptionsT())
+    main.operator("ADD", [x, dense], [y], schema.AddOptionsT())
+    data, given = model.to_bytes(), image(3, 4)
+    found = ours(data, [given])[0]
+
+    np.testing.assert_allclose(found, engine(data, [given])[0], atol=1e-6)
+    np.testing.assert_allclose(
+        found - given, [[5, 0, 0, 6], [0, 0, 0, 0], [0, 7, 0, 0]], atol=1e-5
+    )
 
 
 def test_a_range_is_a_constant() -> None:
