@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # A candidate counts as in time when it is still in time this many mean deviations later than
 # expected: about one frame in a hundred is later than that.
 MARGIN_SPREADS: Final = 3.0
+# A request that is surely late costs as much as one that is later by this: to be in time at all
+# counts more than by how much. One that may be late costs its share of it.
+LATE_REQUEST_MS: Final = 25.0
 # Heat counts within this distance of a limit; DESIGN's zone of fresh readings.
 NEAR_LIMIT_C: Final = 10.0
 # And within this where the session does not run: what was left for heat is not taken up again
@@ -119,9 +122,17 @@ def scores_of(
         if kind == prefer:
             score *= policy.prefer_factor
 
-        late_ms = done_ms + MARGIN_SPREADS * spread - limit_ms
-        if late_ms > 0.0:
-            score += late_ms * LATE_WEIGHT
+        margin_ms = MARGIN_SPREADS * spread
+        over_ms = done_ms + margin_ms - limit_ms
+        if over_ms > 0.0:
+            late_ms = done_ms - limit_ms
+            if late_ms >= margin_ms:
+                score += (LATE_REQUEST_MS + late_ms) * LATE_WEIGHT
+            else:
+                # Somewhere between surely in time and surely late.
+                score += LATE_REQUEST_MS * over_ms / (2.0 * margin_ms) * LATE_WEIGHT
+                if late_ms > 0.0:
+                    score += late_ms * LATE_WEIGHT
 
         scores.append(score)
 
