@@ -236,12 +236,15 @@ def test_holds_are_bounded_and_grow_only_by_one(events: list[Any]) -> None:
     levels: dict[object, float] = {}
     for told in it.events():
         if told.kind == "transition" and told.after == "open":
-            assert 119.999 <= told.hold_s <= 1800.001, told
-            before_s = levels.get(told.target, 120.0)
+            gone = told.target.level == "device" and told.cause in ("lost", "returned")
+            constants = it.protocol.constants
+            shortest_s = constants.lost_hold_s if gone else constants.hold_s
+            assert shortest_s - 0.001 <= told.hold_s <= constants.hold_max_s + 0.001, told
+            times = told.hold_s / shortest_s
             # A sensor lost for long: the longest hold at once, less its jitter.
             longest = told.hold_s > 1700 and told.temperature_kind == "lost"
-            assert longest or told.hold_s <= 2 * before_s * 1.1 / 0.9 + 1, told
-            levels[told.target] = told.hold_s
+            assert longest or times <= 2 * levels.get(told.target, 1.0) * 1.1 / 0.9 + 0.1, told
+            levels[told.target] = times
 
 
 @many

@@ -195,6 +195,12 @@ def search(start: Any, events: Iterable[Any], step: Step) -> dict[Any, list[tupl
                 if isinstance(action, Transition):
                     assert action.after in EXPECTED[action.before], (state, event)
 
+            if isinstance(event, ProbeDone) and event.lease != state.breaker.lease:
+                assert after == state, "nobody asked for this probe"
+
+            if isinstance(event, ProbeDone) and not state.breaker.lease:
+                assert after == state, "no probe is under way"
+
             known = relative(after, now_s)
             found[state].append((event, known))
             if known not in found:
