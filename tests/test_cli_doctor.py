@@ -14,7 +14,8 @@ from daemon_process import DaemonProcess
 
 from switchgear.daemon.cli import doctor, doctor_fixes, doctor_places
 
-pytestmark = pytest.mark.engine
+# Each run of the command proves every backend.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(90)]
 
 
 def checks(status: int, *arguments: str | Path, env: dict[str, str] | None = None) -> Any:

@@ -31,9 +31,12 @@ from switchgear.daemon.cli.command import (
 from switchgear.daemon.cli.doctor_places import ABSENT, MISSING, OK, Check
 from switchgear.daemon.cli.progress import ProgressLine
 from switchgear.daemon.cli.tables import WIDTH, cut
+from switchgear.daemon.config import load
+from switchgear.ipc.errors import BadConfiguration
 
 _PYTHON: Final = (3, 11)
 _PROBE_LIMIT_S: Final = 30.0
+GPU_LIMIT_S: Final = 120.0
 # The fingerprint's test that opens the drivers one by one, and so names the bad one.
 _TESTS: Final = {"vulkan": "vulkan_matmul", "opencl": "opencl_bandwidth"}
 BACKENDS: Final = ("cpu", "vulkan", "opencl", "npu")
@@ -75,10 +78,12 @@ def usable(checks: list[Check]) -> bool:
 
 def _checks(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Check]]]:
     yield "python", python
-    for backend in ("cpu", "vulkan", "opencl"):
-        yield backend, partial(probe, backend)
+    yield "cpu", partial(probe, "cpu")
+    for backend in ("vulkan", "opencl"):
+        # A software driver compiles for a while.
+        yield backend, partial(probe, backend, GPU_LIMIT_S)
 
-    yield "npu", lambda: _noted("npu", doctor_places.npu())
+    yield "npu", lambda: npu(options.config)
     yield "render nodes", doctor_places.render_nodes
     yield "configuration", lambda: doctor_places.configuration(options.config)
     yield "socket folder", lambda: doctor_places.socket_folder(options.socket)
@@ -94,10 +99,30 @@ def python() -> Check:
     return Check("python", MISSING, text, doctor_fixes.package("python"), required=True)
 
 
-def probe(backend: str, limit_s: float = _PROBE_LIMIT_S) -> Check:
+def npu(config: Path | None) -> Check:
+    """The NPU's own known-answer run; without a library for one, what the kernel presents."""
+    try:
+        found = probe("npu", GPU_LIMIT_S, load(config).backend_options("npu"))
+    except BadConfiguration as error:
+        return Check("npu", MISSING, f"the configuration is not readable: {error.text}")
+
+    nodes = doctor_places.npu()
+    if found.state == OK or nodes.state == MISSING:
+        return found if found.state == OK else nodes
+
+    if nodes.state == ABSENT and "ENOENT" in found.text:
+        return nodes
+
+    return found
+
+
+def probe(
+    backend: str, limit_s: float = _PROBE_LIMIT_S, options: dict[str, Any] | None = None
+) -> Check:
     """Runs a backend's probe in a process of its own; blocks for `limit_s` at most."""
+    module = "switchgear.daemon.cli.doctor_probe"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "switchgear.daemon.cli.doctor_probe", backend],
+        [sys.executable, "-P", "-m", module, backend, json.dumps(options or {})],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -121,7 +146,7 @@ def probe(backend: str, limit_s: float = _PROBE_LIMIT_S) -> Check:
     except ValueError:
         return Check(backend, MISSING, death, _fix_of_crash(backend), required=backend == "cpu")
 
-    return _noted(backend, _check_of(backend, answer))
+    return _check_of(backend, answer)
 
 
 def _check_of(backend: str, answer: dict[str, Any]) -> Check:
@@ -132,17 +157,6 @@ def _check_of(backend: str, answer: dict[str, Any]) -> Check:
     fix = doctor_fixes.fix(answer["what"])
     text = f"{answer['what']}: {answer['text']}"
     return Check(backend, MISSING, text, fix, required=required)
-
-
-def _noted(backend: str, check: Check) -> Check:
-    """The check, with a note where the machine has what this version does not use."""
-    from switchgear.backends.registry import installed
-
-    if check.state != OK or backend in installed():
-        return check
-
-    text = f"{check.text}; not used yet: no {backend} backend is installed"
-    return dataclasses.replace(check, text=text)
 
 
 def _death(status: int, errors: bytes) -> str:

@@ -43,6 +43,12 @@ _PIP: Final = {
     "answer": "ai-edge-litert>=2.3,<3",
     "vulkan package": "switchgear[vulkan]",
     "opencl package": "switchgear[opencl]",
+    "opencl engine": "switchgear[opencl]",
+}
+# What no package brings.
+_SENTENCES: Final = {
+    "vulkan engine": "install a newer Vulkan driver (Mesa 23 or later; Debian 12: backports)",
+    "npu library": "install the vendor's delegate and name it in [npu] delegate",
 }
 
 
@@ -52,7 +58,7 @@ def fix(what: str) -> str:
         again = " --force-reinstall" if what == "answer" else ""
         return f"{sys.executable} -m pip install{again} '{_PIP[what]}'"
 
-    return package(what)
+    return _SENTENCES.get(what) or package(what)
 
 
 def package(what: str) -> str:

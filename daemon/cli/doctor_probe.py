@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from switchgear.ipc.errors import DriverError, NoBackend
+from switchgear.backends.registry import open_backend
+from switchgear.ipc.errors import DriverError, NoBackend, SwitchgearError
 
 VULKAN_LOADER: Final = "libvulkan.so.1"
 OPENCL_LOADER: Final = "libOpenCL.so.1"
@@ -60,7 +61,10 @@ def vulkan() -> dict[str, Any]:
     finally:
         instance.close()
 
-    return _fine(", ".join(devices)) if devices else _missing("vulkan driver", "no device")
+    if not devices:
+        return _missing("vulkan driver", "no device")
+
+    return _served("vulkan", "vulkan engine", ", ".join(devices))
 
 
 def opencl() -> dict[str, Any]:
@@ -90,14 +94,33 @@ def opencl() -> dict[str, Any]:
 
     loader = _cannot_open(OPENCL_LOADER)
     note = f"; other programs lack the loader: {loader}" if loader else ""
-    return _fine(", ".join(found) + note)
+    return _served("opencl", "opencl engine", ", ".join(found) + note)
+
+
+def npu() -> dict[str, Any]:
+    """A vendor's library that takes a convolution, by the configuration's options."""
+    return _served("npu", "npu library", "")
 
 
 PROBES: Final[dict[str, Callable[[], dict[str, Any]]]] = {
     "cpu": cpu,
     "vulkan": vulkan,
     "opencl": opencl,
+    "npu": npu,
 }
+
+
+def _served(name: str, what: str, devices: str) -> dict[str, Any]:
+    """Opens the backend itself and has it run something with a known answer."""
+    options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    try:
+        backend = open_backend(name, options)
+        proof = backend.probe()
+    except (DriverError, SwitchgearError) as error:
+        return _missing(what, f"{devices}: {error}" if devices else str(error))
+
+    backend.close()
+    return _fine(f"{devices}; {proof}" if devices else proof)
 
 
 def _cannot_open(library: str) -> str:
