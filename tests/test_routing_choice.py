@@ -8,7 +8,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from routing_helpers import candidate, phone
+from routing_helpers import candidate, measured, phone
 
 from switchgear.daemon.routing.candidate import Candidate, Context
 from switchgear.daemon.routing.choice import (
@@ -187,6 +187,19 @@ def test_what_is_late_anyway_does_not_stand_before_what_is_not() -> None:
 
     # 56 ms on the GPU, 55 ms on the CPU: both late, and the GPU has the next one to answer.
     assert session.choose(0.0) == "cpu"
+
+
+def test_what_may_be_in_time_is_better_than_what_is_surely_late() -> None:
+    session = Session("max_performance")
+    del session.places["npu"]
+    # 45 ms give or take 5, against a GPU that is busy for another 27 ms.
+    session.places["cpu"].estimate = measured(45.0, spread=0.17)
+    session.places["vulkan"].load.started(28.0, 0.0)
+    gpu, cpu = session.places["vulkan"], session.places["cpu"]
+    gpu_ms = gpu.estimate.median_ms + gpu.load.wait_ms(0.001)
+    assert gpu_ms - cpu.estimate.median_ms < 3.0 * cpu.estimate.spread_ms
+
+    assert session.choose(0.001) == "cpu"
 
 
 def test_where_no_run_is_short_enough_energy_decides_within_the_tolerance() -> None:
