@@ -21,6 +21,9 @@ from switchgear.backends import generate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# Nothing in it depends on the Python.
+pytestmark = pytest.mark.engine
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 ANDROID: Final = ROOT / "android"
 POLICY: Final = Path(__file__).resolve().parent / "data" / "sepolicy"

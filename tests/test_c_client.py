@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+# Nothing in it depends on the Python.
+pytestmark = pytest.mark.engine
+
 CONFIG = "[cpu]\nthreads = 1\n[daemon]\nstop_limit_s = 4.0\n"
 
 

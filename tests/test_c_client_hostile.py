@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+# Nothing in it depends on the Python.
+pytestmark = pytest.mark.engine
+
 Json = dict[str, Any]
 SPEC: Final = TensorSpec("x", "float32", (4,), (4,), 16)
 SLOTS: Final = 2

@@ -22,6 +22,9 @@ from switchgear.backends import generate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Nothing in it depends on the Python.
+pytestmark = pytest.mark.engine
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 PREFIX: Final = "/opt/switchgear"
 PYTHON: Final = f"{PREFIX}/bin/python"
