@@ -10,6 +10,7 @@ from typing import Any
 import native_build
 import numpy as np
 import pytest
+from cli_command import switchgear, switchgear_json
 from daemon_process import DaemonProcess
 from small_network import small_network
 
@@ -111,6 +112,18 @@ def test_every_choice_is_explained(client: Client) -> None:
     assert client.explain(1, session=2**31) == []
 
 
+def test_a_dump_is_replayed_to_the_same_choices(client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "decisions"
+    dump = switchgear("explain", "--last", "20", "--dump", file, "--socket", client.path)
+    assert (dump.returncode, len(file.read_text().splitlines()) > 1) == (0, True)
+    again = switchgear_json("explain", "--replay", file)
+    assert again["different"] == []
+    assert again["decisions"] > 0
+    changed = file.read_text().replace('"chosen": 0', '"chosen": 1')
+    file.write_text(changed.replace('"chosen": -1', '"chosen": 1'))
+    assert switchgear("explain", "--replay", file).returncode == 1
+
+
 def test_the_operators_word(client: Client) -> None:
     from switchgear.client.control import Control
 
@@ -152,8 +165,9 @@ def test_a_policy_that_does_not_exist_is_refused(client: Client) -> None:
 def test_heat_and_slow_frames_send_the_next_one_elsewhere(rig: Rig, client: Client) -> None:
     model = client.describe("net")
     inputs = frame(model)
-    limits = {"slow_ms": 60.0, "recover_ms": 30.0}
-    with client.open_session(model, backends=["npu", "cpu"], **limits) as session:
+    with client.open_session(
+        model, backends=["npu", "cpu"], slow_ms=60.0, recover_ms=30.0
+    ) as session:
         while session.run(inputs).backend != "npu":
             pass
 
@@ -180,6 +194,7 @@ def test_heat_and_slow_frames_send_the_next_one_elsewhere(rig: Rig, client: Clie
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_device_that_is_cool_again_is_probed_and_comes_back(rig: Rig, client: Client) -> None:
     """After `test_heat_and_slow_frames_send_the_next_one_elsewhere`: its hold is 2 minutes."""
     inputs = frame(client.describe("net"))

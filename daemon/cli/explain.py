@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from switchgear.daemon.cli.command import (
     DONE,
     FAILED,
+    CommandError,
     Subparsers,
     UsageError,
     add_command,
@@ -18,6 +21,7 @@ from switchgear.daemon.cli.command import (
     say,
 )
 from switchgear.daemon.cli.tables import WIDTH
+from switchgear.daemon.routing import ring
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -36,6 +40,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="SESSION/REQUEST, or SESSION for its newest ones; default: the newest of all",
     )
     parser.add_argument("--last", type=int, metavar="N", help="how many (1 to 256, default 1)")
+    parser.add_argument(
+        "--dump", type=Path, metavar="FILE", help="write what went into the decisions there"
+    )
+    parser.add_argument(
+        "--replay", type=Path, metavar="FILE", help="decide a dump's decisions again"
+    )
     add_socket(parser)
 
 
@@ -43,11 +53,17 @@ def run(options: argparse.Namespace) -> int:
     if options.last is not None and not 1 <= options.last <= 256:
         raise UsageError("--last is 1 to 256")
 
+    if options.replay is not None:
+        return replay(options)
+
     session, request = parse(options.request)
     with connected(options) as client:
         found = client.explain(options.last or 1, session=session, request=request)
 
-    if options.json:
+    if options.dump is not None:
+        write(options.dump, found)
+        say(f"{len(found)} decisions in {options.dump}")
+    elif options.json:
         print_json(found)
     elif found:
         print("\n\n".join(in_words(decision) for decision in found))
@@ -55,6 +71,32 @@ def run(options: argparse.Namespace) -> int:
         say("no such decision is known: the ring keeps the newest 4096")
 
     return DONE if found else FAILED
+
+
+def write(path: Path, found: list[dict[str, Any]]) -> None:
+    """A dump that `--replay` reads: JSON lines, the head first."""
+    lines = [*ring.dump([]), *(json.dumps(decision["record"]) for decision in found)]
+    try:
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}") from None
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Decides each decision of a dump again; exit status 1 when one comes out differently."""
+    try:
+        with options.replay.open(encoding="utf-8") as file:
+            entries = list(ring.load(file))
+            different = [e.sequence for e in entries if ring.replay(e) != e.verdict]
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{options.replay}: {error}") from None
+
+    if options.json:
+        print_json({"decisions": len(entries), "different": different})
+    else:
+        print(f"{len(entries)} decisions, {len(different)} come out differently")
+
+    return FAILED if different else DONE
 
 
 def parse(text: str | None) -> tuple[int | None, int | None]:

@@ -110,10 +110,12 @@ def heat_of(
     passive = [zone.passive_trip_mc for zone in own if zone.passive_trip_mc is not None]
     hard_mc = Constants().hard_limit(min(passive, default=None))
     trip_mc = round(threshold.throttle_c * 1000)
+    recover_mc = round(threshold.recover_c * 1000)
     return Heat(
-        DeviceSensors(domain.zones, trip_mc, domain.shared),
+        # Read closely from the recover temperature on, which is the lower of the two.
+        DeviceSensors(domain.zones, recover_mc, domain.shared),
         trip_mc,
-        round(threshold.recover_c * 1000),
+        recover_mc,
         hard_mc,
         threshold.source,
     )
