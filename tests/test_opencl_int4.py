@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,12 +65,14 @@ def test_weights_take_an_eighth_and_their_groups_facts() -> None:
     assert packed.scales.shape == packed.zero_points.shape == (16, 3)
 
 
-def computed(kernel: KernelSource, shape: tuple[int, int], arguments: list[Array]) -> Array:
+def computed(
+    kernel: KernelSource, shape: tuple[int, int], arguments: list[Array], dtype: str = "float32"
+) -> Array:
     """What the kernel writes, with room behind it that has to stay as it was."""
     device = opened()
     cl = device.cl
     program = cl.Program(device.context, kernel.source).build(["-w"])
-    result = np.full((shape[0] * shape[1] + 64,), np.float32(-7))
+    result = np.full((shape[0] * shape[1] + 64,), -7, dtype)
     flags = cl.mem_flags
     target = cl.Buffer(device.context, flags.COPY_HOST_PTR, hostbuf=result)
     run = cl.Kernel(program, kernel.name)
@@ -92,17 +95,59 @@ def computed(kernel: KernelSource, shape: tuple[int, int], arguments: list[Array
 SIZES = [(1, 33, 64), (4, 64, 32), (7, 40, 160)]
 
 
+def is_near(result: Array, x: Array, weights: Array, share: float) -> bool:
+    """Whether each sum is right to a share of what its terms' sizes add up to."""
+    want = x.astype(np.float64) @ weights.T.astype(np.float64)
+    sizes = np.abs(x).astype(np.float64) @ np.abs(weights).T.astype(np.float64)
+    return bool((np.abs(result - want) <= share * sizes).all())
+
+
 @pytest.mark.parametrize(("rows", "n", "k"), SIZES)
-@pytest.mark.parametrize("shared", [False, True], ids=["own columns", "shared columns"])
-def test_the_kernels_multiply_by_the_rounded_weights(
-    rows: int, n: int, k: int, shared: bool
-) -> None:
+def test_shared_columns_multiply_by_the_rounded_weights(rows: int, n: int, k: int) -> None:
     weights = int4.quantise(random_weights(n, k))
     x = random_weights(rows, k, 1)
-    kernel = int4.product_kernel(rows, n, k, shared=shared)
+    kernel = int4.product_kernel(rows, n, k, shared=True)
     result = computed(kernel, (rows, n), [x, *weights.arrays])
-    want = x.astype(np.float64) @ int4.dequantise(weights, k).T.astype(np.float64)
-    assert np.abs(result - want).max() <= 2e-6 * max(1.0, np.abs(want).max())
+    assert is_near(result, x, int4.dequantise(weights, k), 1e-6)
+
+
+@pytest.mark.parametrize("portable", [False, True], ids=["as compiled", "portable"])
+@pytest.mark.parametrize(("rows", "n", "k"), SIZES)
+def test_own_columns_multiply_by_the_rounded_weights(
+    rows: int, n: int, k: int, portable: bool
+) -> None:
+    """With the processor's instruction where there is one, and without."""
+    weights = int4.quantise(random_weights(n, k))
+    x = random_weights(rows, k, 1)
+    # Groups of very different sizes: each has a scale of its own.
+    x[:, :32] *= 1e-3
+    shape = (rows, int4.row_words(k // 32))
+    packed = computed(int4.activation_kernel(rows, k), shape, [x], "int32")
+    kernel = int4.product_kernel(rows, n, k, shared=False)
+    if portable:
+        source = kernel.source.replace("__builtin_ia32_pmaddwd256", "no_such_builtin")
+        kernel = dataclasses.replace(kernel, source=source)
+
+    result = computed(kernel, (rows, n), [packed, *weights.arrays])
+    # An activation is off by half of 1/32767 of its group's largest at most, a zero point
+    # weighs the sum of the group: both are small against the sizes of the terms.
+    assert is_near(result, x, int4.dequantise(weights, k), 1e-4)
+
+
+def test_activations_of_16_bits() -> None:
+    x = random_weights(3, 64)
+    x[1, :32] = 0
+    packed = computed(int4.activation_kernel(3, 64), (3, int4.row_words(2)), [x], "int32")
+    stored = np.ascontiguousarray(packed[:, :32]).view(np.int16).astype(np.float64)
+    facts = np.ascontiguousarray(packed[:, 32:]).view(np.float32).astype(np.float64)
+    for group in range(2):
+        part = slice(32 * group, 32 * group + 32)
+        scale, total = facts[:, 2 * group, None], facts[:, 2 * group + 1]
+        assert (np.abs(stored[:, part] * scale - x[:, part]) <= 0.51 * scale).all()
+        assert np.allclose(total, (stored[:, part] * scale).sum(1), rtol=1e-5, atol=1e-6)
+
+    assert (stored[1, :32] == 0).all()
+    assert np.abs(stored).max() == 32767
 
 
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 33, 64), (6, 31, 1), (13, 16, 7)])
@@ -111,8 +156,7 @@ def test_the_float_kernel_multiplies(rows: int, n: int, k: int) -> None:
     x = random_weights(rows, k, 1)
     kernel = float_product.product_kernel(rows, n, k)
     result = computed(kernel, (rows, n), [x, float_product.strips(weights)])
-    want = x.astype(np.float64) @ weights.T.astype(np.float64)
-    assert np.abs(result - want).max() <= 2e-6 * max(1.0, np.abs(want).max())
+    assert is_near(result, x, weights, 1e-6)
 
 
 class Noisy:

@@ -144,10 +144,12 @@ class Int4Compiler:
         groups = -(-k // int4.GROUP)
         x = 4 * layer.rows * groups * int4.GROUP
         y = 4 * layer.rows * n
+        packed = 4 * layer.rows * int4.row_words(groups)
+        rounding = int4.activation_kernel(layer.rows, k)
         four = int4.product_kernel(layer.rows, n, k, shared=False)
-        four_ns = self._clock.time_ns(
-            _run_of(four), (y, x, n * groups * int4.GROUP // 2, 4 * n * groups, n * groups)
-        )
+        weights = (n * groups * int4.GROUP // 2, 4 * n * groups, n * groups)
+        four_ns = self._clock.time_ns(_run_of(rounding), (packed, x))
+        four_ns += self._clock.time_ns(_run_of(four), (y, packed, *weights))
         plain = float_product.product_kernel(layer.rows, n, k)
         columns = float_product.padded_columns(n)
         return four_ns / self._clock.time_ns(_run_of(plain), (y, x, 4 * columns * k))
