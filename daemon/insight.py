@@ -43,6 +43,7 @@ def devices(service: Service) -> list[dict[str, Any]]:
             "recover_c": heat.recover_mc / 1000,
             "limit_source": heat.source,
             "zones": list(heat.sensors.zones),
+            "energy": board.energy_source(name),
         }
         if reading.temperature_mc is not None:
             row["temperature_c"] = round(reading.temperature_mc / 1000, 2)
@@ -83,22 +84,29 @@ def decisions(
             continue
 
         if sees_all or board.owner_of(number) == uid:
-            found.append(_decision(entry, board.causes))
+            found.append(_decision(entry, board))
             if len(found) >= last:
                 break
 
     return found[::-1]
 
 
-def _decision(entry: Entry, causes: dict[str, str]) -> dict[str, Any]:
+def _decision(entry: Entry, board: Switchboard) -> dict[str, Any]:
     from switchgear.daemon.routing.explain import explain
+    from switchgear.daemon.routing.policies import BY_NUMBER
     from switchgear.daemon.routing.ring import dump
+
+    text = explain(entry, board.causes)
+    policy = BY_NUMBER[entry.inputs.policy]
+    if policy.energy or policy.power:
+        keys = [row.key for row in entry.inputs.rows]
+        text += "; energy: " + ", ".join(f"{key} {board.energy_source(key)}" for key in keys)
 
     return {
         "session": entry.request >> 32,
         "request": entry.request & 0xFFFFFFFF,
         "ago_s": round(monotonic() - entry.inputs.now_s, 3),
-        "text": explain(entry, causes),
+        "text": text,
         "record": json.loads(list(dump([entry]))[1]),
     }
 

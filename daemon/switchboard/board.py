@@ -74,6 +74,12 @@ class Switchboard:
         # The protocol's last word against each place, by its label.
         self.causes: dict[str, str] = {}
         self._headroom_c: dict[str, float] = {}
+        # Of the device's case, which every part heats.
+        self.case_headroom_c = inf
+        # Hears of each run that ended well.
+        self.on_run: Callable[[Place], None] | None = None
+        # Of a device, or of a place by its label: `measured (powercap)`, `modelled`.
+        self.energy_source: Callable[[str], str] = lambda _name: "modelled"
         # Whose session has which number, the newest ones.
         self._owners: OrderedDict[int, int] = OrderedDict()
         self._devices = {backend: part.name for backend, part in self.parts.items()}
@@ -194,6 +200,7 @@ class Switchboard:
         else:
             context.limit_ms = 0.0
 
+        context.case_headroom_c = self.case_headroom_c
         context.explore = all(row.target.lane.is_idle for row in rows)
         number = session.identity << 32 | request.identity & 0xFFFFFFFF
         verdict = choose(candidates, policy, context, now_s, self.ring, number)
@@ -260,6 +267,9 @@ class Switchboard:
         place = request.place
         if place is None or lane.worker is None:
             return
+
+        if self.on_run is not None:
+            self.on_run(place)
 
         now_s, run_ms = now_ns / 1e9, run_ns / 1e6
         first = place.is_first_use(lane.worker.pid)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from switchgear.backends.atomic_file import write_atomically
 from switchgear.daemon.protocol.machine import Protocol
 from switchgear.daemon.switchboard.board import Switchboard
+from switchgear.daemon.switchboard.case import CASE, Case
+from switchgear.daemon.switchboard.energy import EnergyWatch
 from switchgear.daemon.switchboard.probing import Prober
 from switchgear.daemon.switchboard.topology import Heat, Part, heat_of, parts_of, topology_of
 from switchgear.daemon.thermal.watch import ThermalWatch
@@ -69,6 +71,8 @@ class Operation:
             on_found=self._found,
         )
         self._parts: dict[str, Part] = {}
+        self._case = Case()
+        self.energy = EnergyWatch(thermal.sysfs_root, self._is_preparing)
 
     async def start(self, identities: Mapping[str, Mapping[str, str]]) -> Switchboard:
         """Starts the sensors and makes the board for these backends (the CPU among them)."""
@@ -99,6 +103,9 @@ class Operation:
         board = Switchboard(
             configuration, protocol, self._parts, heats, self.watch, self._event
         )
+        board.on_run = self.energy.ran
+        board.energy_source = self.energy.source
+        self.energy.start(self._parts)
         self.board = board
         for model in self._models.all_for(0):
             board.add_model(model)
@@ -117,6 +124,7 @@ class Operation:
         for probe in list(self._probes):
             probe.cancel()
 
+        self.energy.stop()
         await self.watch.stop()
         if self.board is not None:
             await asyncio.to_thread(self._write_now, self.board.protocol.snapshot(monotonic()))
@@ -141,7 +149,8 @@ class Operation:
         }
 
     def _follow(self, heats: Mapping[str, Heat]) -> None:
-        self.watch.follow({name: heat.sensors for name, heat in heats.items()})
+        devices = {name: heat.sensors for name, heat in heats.items()}
+        self.watch.follow({**devices, **self._case.sensors(self.watch.zones)})
 
     def _found(self) -> None:
         if self.board is not None:
@@ -149,9 +158,15 @@ class Operation:
             heats = self._heats()
             self.board.heats.update(heats)
             self._follow(heats)
+            self.board.case_headroom_c = self._case.headroom_c(self.watch.reading(CASE))
 
     def _heard(self, device: str, reading: Reading, now_s: float) -> None:
-        if self.board is not None:
+        if self.board is None:
+            return
+
+        if device == CASE:
+            self.board.case_headroom_c = self._case.headroom_c(reading)
+        else:
             self.board.heard(device, reading, now_s)
 
     def _resumed(self, now_s: float) -> None:
@@ -169,13 +184,25 @@ class Operation:
         alone = len(board.parts) <= 1
         self._tick = self._loop.call_later(TICK_ALONE_S if alone else TICK_S, self._on_tick)
         now_s = monotonic()
-        busy = board.age(self._pool.lanes(), now_s)
+        lanes = self._pool.lanes()
+        if self.energy.active:
+            heads = [lane.head for lane in lanes]
+            self.energy.tick(now_s, [head[0].place for head in heads if head is not None])
+
+        busy = board.age(lanes, now_s)
         for probe in board.protocol.tick(now_s, busy):
             task = self._loop.create_task(self._run_probe(board, probe))
             self._probes.add(task)
             task.add_done_callback(self._probes.discard)
 
         board.tell()
+
+    def _is_preparing(self) -> bool:
+        return bool(self._probes) or any(
+            pair.state == "preparing"
+            for model in self._models.all_for(0)
+            for pair in model.pairs.values()
+        )
 
     async def _run_probe(self, board: Switchboard, probe: Probe) -> None:
         good = await self._prober.run(probe)
