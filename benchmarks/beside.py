@@ -2,10 +2,10 @@
 
     python benchmarks/beside.py [--frames N] [--models N] [--json FILE]
 
-- A small network is served on Vulkan, ten frames a second, alone and while MobileNet v1 is compiled
-  cold for the same backend; the frames' p99 in both, in alternating windows.
-- New models are loaded and answer their first frame on the CPU, alone and while others are being
-  prepared; the medians of both.
+- A small network is served on Vulkan, ten frames a second, alone and while MobileNet v1 is
+  compiled cold for the same backend: the frames' p99 in both.
+- New models are loaded and answer their first frame on the CPU, alone and while another is
+  being prepared, in turn: the medians of both.
 """
 
 from __future__ import annotations
