@@ -26,6 +26,8 @@ from switchgear.ipc.errors import UnsupportedModel
 
 # A layer gets four bits where its kernel takes at most this share of the float one's time.
 LAYER_FASTER: Final = 0.9
+# Layers take microseconds: the least of many runs, on a machine that does other work too.
+LAYER_ROUNDS: Final = 40
 # A smaller layer is not looked at: it lies in the nearest cache either way, and its part of the
 # model's time is noise.
 LEAST_WEIGHTS: Final = 1 << 15
@@ -148,11 +150,14 @@ class Int4Compiler:
         rounding = int4.activation_kernel(layer.rows, k)
         four = int4.product_kernel(layer.rows, n, k, shared=False)
         weights = (n * groups * int4.GROUP // 2, 4 * n * groups, n * groups)
-        four_ns = self._clock.time_ns(_run_of(rounding), (packed, x))
-        four_ns += self._clock.time_ns(_run_of(four), (y, packed, *weights))
         plain = float_product.product_kernel(layer.rows, n, k)
         columns = float_product.padded_columns(n)
-        return four_ns / self._clock.time_ns(_run_of(plain), (y, x, 4 * columns * k))
+        four_ns = self._time_ns(rounding, (packed, x))
+        four_ns += self._time_ns(four, (y, packed, *weights))
+        return four_ns / self._time_ns(plain, (y, x, 4 * columns * k))
+
+    def _time_ns(self, kernel: KernelSource, sizes_bytes: Sequence[int]) -> int:
+        return self._clock.time_ns(_run_of(kernel), sizes_bytes, rounds=LAYER_ROUNDS)
 
     def _choose(self, layers: Sequence[int], fp32: Artefact, reference: Reference) -> Choice:
         """Measures with the float kernels: only their weights are rounded."""

@@ -16,8 +16,8 @@ from switchgear.backends.opencl.device import driver_errors
 if TYPE_CHECKING:
     from switchgear.backends.opencl.device import Device
 
-# The first run compiles.
-_ROUNDS: Final = 7
+# Timed runs, after one that compiles.
+ROUNDS: Final = 6
 # A kernel that is this much slower than the best is not run again.
 _HOPELESS: Final = 2.0
 
@@ -49,11 +49,15 @@ class KernelClock:
         self._memory: list[Any] = []
 
     def time_ns(
-        self, run: KernelRun, sizes_bytes: Sequence[int], best_ns: float = math.inf
+        self,
+        run: KernelRun,
+        sizes_bytes: Sequence[int],
+        best_ns: float = math.inf,
+        rounds: int = ROUNDS,
     ) -> int:
-        """The least time of a few runs on buffers of zeros, by the device's events; blocks.
+        """The least time of `rounds` runs on buffers of zeros, by the device's events; blocks.
 
-        One that is hopeless against `best_ns` is run twice only.
+        One that is hopeless against `best_ns` is run once only.
 
         :raises DriverError: the driver refuses it.
         """
@@ -67,7 +71,7 @@ class KernelClock:
                 kernel.set_arg(place, buffer)
 
             least = math.inf
-            for number in range(_ROUNDS):
+            for number in range(1 + rounds):
                 event = cl.enqueue_nd_range_kernel(
                     self._queue, kernel, run.global_size, run.local_size
                 )
