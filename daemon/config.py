@@ -116,13 +116,18 @@ class PrepareSection(_Section):
 
 class NpuSection(_Section):
     """`provider`: delegate, dispatch, nnapi, or auto for what the device has. `delegate`: the
-    path of a TFLite external delegate, `delegate_options` its options. `min_arithmetic`: the
-    share of a model's arithmetic that has to run on the device."""
+    path of a TFLite external delegate, `delegate_options` its options, `threads` those of the
+    part that it leaves to the CPU. `vendor` and `device`: of the dispatch plug-in; `device` and
+    `library`: of NNAPI. `min_arithmetic`: the share of a model's arithmetic that has to run on
+    the device."""
 
     provider: Literal["auto", "delegate", "dispatch", "nnapi"] = "auto"
     delegate: str = ""
     delegate_options: dict[str, str] = {}
     vendor: str = ""
+    device: str = ""
+    library: str = ""
+    threads: Annotated[Integer, Field(ge=1, le=256)] = 1
     min_arithmetic: Annotated[Real, Field(ge=0, le=1)] = 0.8
 
 
