@@ -196,7 +196,7 @@ def pool(padding: int, size: int, stride: int) -> Any:
 
 
 @pytest.mark.parametrize("padding", [schema.Padding.SAME, schema.Padding.VALID])
-@pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 1), (3, 2), (5, 1)])
+@pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (5, 1)])
 @pytest.mark.parametrize("name", ["AVERAGE_POOL_2D", "MAX_POOL_2D"])
 def test_pools(name: str, size: int, stride: int, padding: int) -> None:
     compare(name, [Given(image(1, 5, 5, 2))], FLOAT, pool(padding, size, stride))
@@ -207,7 +207,7 @@ def test_the_root_of_a_mean_square() -> None:
 
 
 @pytest.mark.parametrize(("corners", "centres"), [(False, False), (True, False), (False, True)])
-@pytest.mark.parametrize("size", [(6, 8), (5, 7), (2, 2), (3, 4)])
+@pytest.mark.parametrize("size", [(6, 8), (5, 7), (2, 2)])
 def test_resizing(size: tuple[int, int], corners: bool, centres: bool) -> None:
     x = Given(image(1, 3, 4, 2))
     bilinear = schema.ResizeBilinearOptionsT(alignCorners=corners, halfPixelCenters=centres)

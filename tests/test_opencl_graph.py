@@ -88,9 +88,9 @@ def test_no_model(data: bytes) -> None:
         read_graph(data)
 
 
-@pytest.mark.parametrize("length", range(0, len(SMALL), 7))
-def test_every_truncation_is_refused_or_read(length: int) -> None:
-    sound_or_refused(SMALL[:length])
+def test_every_truncation_is_refused_or_read() -> None:
+    for length in range(len(SMALL)):
+        sound_or_refused(SMALL[:length])
 
 
 @settings(max_examples=400, deadline=None)
