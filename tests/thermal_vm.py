@@ -28,7 +28,7 @@ MEMORY_MIB: Final = 3072
 # Where the table in data/thermal_guest.asl looks.
 TEMPERATURES_AT: Final = 0x7000000
 BOOT_LIMIT_S: Final = 600.0
-ANSWER_LIMIT_S: Final = 180.0
+ANSWER_LIMIT_S: Final = 900.0
 PROGRAMS: Final = {
     "qemu-system-x86_64": "qemu-system-x86",
     "iasl": "acpica-tools",
@@ -38,6 +38,13 @@ PROGRAMS: Final = {
 PYTHON: Final = "/opt/switchgear/bin/python"
 SWITCHGEAR: Final = (PYTHON, "-m", "switchgear")
 SERVICE: Final = "switchgear.service"
+# What is too short for an emulated processor.
+DROP_IN: Final = """[Service]
+WatchdogSec=180s
+Environment=SWITCHGEAR_WORKERS__START_S=600
+Environment=SWITCHGEAR_VALIDATION__TIME_LIMIT_S=600
+Environment=SWITCHGEAR_FINGERPRINT__ENABLED=false
+"""
 
 
 class Guest:
@@ -163,16 +170,23 @@ def install(guest: Guest, report: Report) -> None:
     guest.run("python3", "-m", "venv", "--without-pip", "/opt/switchgear")
     paths = "/opt/switchgear/lib/python3.11/site-packages/paths.pth"
     guest.run("sh", "-c", f"printf '/opt/tree/src\\n/opt/packages\\n' >{paths}")
+    guest.run(*SWITCHGEAR, "install-service")
+    folder = f"/run/systemd/system/{SERVICE}.d"
+    guest.run("mkdir", "-p", folder)
+    guest.run("sh", "-c", f"printf '{DROP_IN}' >{folder}/vm.conf; systemctl daemon-reload")
+    # Longer than TimeoutStartSec=: the daemon asks for more.
     begin = time.monotonic()
-    guest.run(*SWITCHGEAR, "install-service", "--now")
-    ready = guest.run("systemctl", "is-active", SERVICE) == "active"
-    report.check(ready, f"installed and ready after {time.monotonic() - begin:.1f} s")
+    guest.run("systemctl", "start", SERVICE)
+    ready = guest.status().get("ready") is True
+    report.check(
+        ready, f"installed, and ready {time.monotonic() - begin:.1f} s after its start"
+    )
 
 
 def zones(guest: Guest) -> dict[str, int]:
     """The kernel's own reading of each zone, in millidegrees."""
-    script = "for zone in /sys/class/thermal/thermal_zone*; do cat $zone/temp; done"
-    values = [int(line) for line in guest.run("sh", "-c", script).split()]
+    text = guest.run("@read", "/sys/class/thermal/thermal_zone*/temp")
+    values = [int(line) for line in text.split()]
     return dict(zip(("cpu", "gpu", "npu"), values, strict=True))
 
 
