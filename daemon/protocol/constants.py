@@ -24,6 +24,9 @@ class Constants:
     slow_ms: float = _number(200.0, "ms", f"{_REPORT}; until a pair's own median is known")
     auto_limits: bool = _number(True, "", "limits that follow the model's own pace")
     slow_factor: float = _number(1.5, "x median", "throttled phones are 1.6 to 2.3 x slower")
+    noise_ms: float = _number(
+        5.0, "ms", "a scheduler's tick at 250 Hz and a bit: so much more is no slowness"
+    )
     learn_frames: int = _number(100, "frames", "a median that one hiccup does not move")
     streak_expiry_s: float = _number(10.0, "s", "a slow frame of long ago says nothing")
 

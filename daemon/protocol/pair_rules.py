@@ -90,7 +90,7 @@ def learn(state: PairState, run_ms: float) -> PairState:
     usual_ms = median(samples)
     slow_ms = state.given_slow_ms
     if slow_ms is None:
-        slow_ms = constants.slow_factor * usual_ms
+        slow_ms = max(constants.slow_factor * usual_ms, usual_ms + constants.noise_ms)
 
     return state._replace(samples=(), median_ms=usual_ms, slow_ms=slow_ms)
 

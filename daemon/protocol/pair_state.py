@@ -165,7 +165,10 @@ def is_good(state: PairState, run_ms: float) -> bool:
         if not usual_ms and len(state.samples) >= constants.recover_known_frames:
             usual_ms = median(state.samples)
 
-        limit_ms = constants.recover_factor * usual_ms
+        if not usual_ms:
+            return False
+
+        limit_ms = max(constants.recover_factor * usual_ms, usual_ms + constants.noise_ms)
 
     return run_ms <= limit_ms if constants.recover_inclusive else run_ms < limit_ms
 
