@@ -102,7 +102,7 @@ def test_a_shorter_file_is_seen(data: st.DataObject) -> None:
         from_memory(memoryview(whole)[: data.draw(st.integers(0, len(whole) - 1))])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_forged_table_is_refused_or_sound(data: st.DataObject) -> None:
     """With the right checksum too, no field leads out of its bounds."""

@@ -116,7 +116,7 @@ def test_faster_kernels_are_taken(captured: Captured, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tune, "KernelClock", Clock)
     ticks = itertools.count()
     tuned = tune.KernelSearch(
-        opened(), captured, deadline=9, clock=lambda: float(next(ticks))
+        opened(), captured, deadline=3, clock=lambda: float(next(ticks))
     ).run()
     assert tuned.changed == 1
     changed = [
