@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from switchgear.daemon.protocol.answers import Admission, Event
     from switchgear.daemon.protocol.reading import Reading
     from switchgear.daemon.request import Request
+    from switchgear.daemon.router import Target as RouterTarget
     from switchgear.daemon.session import Session
     from switchgear.daemon.switchboard.topology import Heat, Part
     from switchgear.daemon.thermal.watch import ThermalWatch
@@ -71,8 +72,8 @@ class Switchboard:
         self._least_energy = policy_of("max_efficiency")
         self._busy_w = {**BUSY_W, **configuration.routing.busy_w}
         self._places: dict[PairKey, Place] = {}
-        # The protocol's last word against each place, by its label.
-        self.causes: dict[str, str] = {}
+        # The protocol's last word against each pair.
+        self._causes: dict[PairKey, str] = {}
         self._headroom_c: dict[str, float] = {}
         # Of the device's case, which every part heats.
         self.case_headroom_c = inf
@@ -80,8 +81,10 @@ class Switchboard:
         self.on_run: Callable[[Place], None] | None = None
         # Of a device, or of a place by its label: `measured (powercap)`, `modelled`.
         self.energy_source: Callable[[str], str] = lambda _name: "modelled"
-        # Whose session has which number, the newest ones.
-        self._owners: OrderedDict[int, int] = OrderedDict()
+        # The user and the model of each session by its number, and of the last that ended: as
+        # many as the ring has decisions.
+        self._owners: dict[int, tuple[int, str]] = {}
+        self._ended: OrderedDict[int, tuple[int, str]] = OrderedDict()
         self._devices = {backend: part.name for backend, part in self.parts.items()}
 
     # Pairs.
@@ -95,15 +98,24 @@ class Switchboard:
 
     def add_pair(self, model: Model, pair: Pair) -> None:
         """A pair that was prepared; its check's runs are its first estimate."""
-        self._add(model, pair.backend, pair.precision, pair.figures.get("run_us", 0) / 1000)
+        run_ms = pair.figures.get("run_us", 0) / 1000
+        self._add(model, pair.backend, pair.precision, run_ms, fresh=pair.fresh)
 
-    def _add(self, model: Model, backend: str, precision: str, run_ms: float) -> None:
+    def _add(
+        self, model: Model, backend: str, precision: str, run_ms: float, *, fresh: bool = False
+    ) -> None:
         part = self.parts.get(backend)
         key = PairKey(model.digest, backend, precision)
+        if fresh:
+            # What held against it was before this check; it is probed before it serves.
+            self.protocol.release(key, monotonic())
+
         if part is None or key in self._places:
             return
 
         estimate = ServiceEstimate(max(run_ms, 0.001), "the runs of its check")
+        # Measured when the device was cool: what it comes back to.
+        estimate.observe(max(run_ms, 0.001), monotonic())
         energy = EnergyEstimate(self._busy_w.get(part.name, self._busy_w[part.kind]))
         self._places[key] = Place(key, part.name, part.kind, estimate, energy)
         self.protocol.add_pair(key, now_s=monotonic())
@@ -112,6 +124,7 @@ class Switchboard:
         """Forgets a model that was unloaded; quarantines are kept."""
         for key in [key for key in self._places if key.model == digest]:
             del self._places[key]
+            self._causes.pop(key, None)
             self.protocol.remove_pair(key)
 
     def estimate_ms(self, key: PairKey) -> float | None:
@@ -137,10 +150,7 @@ class Switchboard:
                 session.identity, options.slow_ms or None, options.recover_ms or None
             )
 
-        self._owners[session.identity] = session.peer.uid
-        if len(self._owners) > KEPT_OWNERS:
-            self._owners.popitem(last=False)
-
+        self._owners[session.identity] = (session.peer.uid, digest)
         known = session.seat
         context = known.context if known is not None else Context()
         context.requested = len(options.backends) == 1
@@ -151,9 +161,26 @@ class Switchboard:
 
     def owner_of(self, session: int) -> int | None:
         """The user of a session by its number, though it may have ended."""
-        return self._owners.get(session)
+        owner = self._owners.get(session) or self._ended.get(session)
+        return owner[0] if owner is not None else None
+
+    def causes_of(self, session: int) -> dict[str, str]:
+        """The protocol's last word against each place of a session's model, by its label."""
+        owner = self._owners.get(session) or self._ended.get(session)
+        digest = owner[1] if owner is not None else ""
+        return {
+            f"{key.backend}/{key.precision}": cause
+            for key, cause in self._causes.items()
+            if key.model == digest
+        }
 
     def drop_session(self, session: Session) -> None:
+        owner = self._owners.pop(session.identity, None)
+        if owner is not None:
+            self._ended[session.identity] = owner
+            if len(self._ended) > KEPT_OWNERS:
+                self._ended.popitem(last=False)
+
         if session.seat is not None and session.seat.limits is not None:
             self.protocol.drop_session(session.identity)
 
@@ -177,15 +204,14 @@ class Switchboard:
                 continue
 
             place, candidate = row.place, row.candidate
-            if place.int4 and not seat.wants_int4 and not self._on_trial(place.key):
-                # The INT4 variant stands in for the NPU only.
+            if not self._may_have(seat, place):
                 continue
 
             answer = protocol.admit(place.key, now_s, session=own, among=among)
             candidate.share = self._share(answer, request)
             candidate.state = answer.state
             if answer.reason:
-                self.causes[candidate.key] = answer.reason
+                self._causes[place.key] = answer.reason
 
             candidate.headroom_c = self._headroom_c.get(place.device, inf)
             if answer.least_energy:
@@ -223,8 +249,28 @@ class Switchboard:
 
         return answer.share if answer.allowed else 0.0
 
-    def _on_trial(self, key: PairKey) -> bool:
-        return self.protocol.pair_state(key).trial.phase in _TRIALS
+    def _may_have(self, seat: Seat, place: Place) -> bool:
+        """The INT4 variant stands in for the NPU only, but where it was asked for."""
+        if not place.int4 or seat.wants_int4:
+            return True
+
+        return self.protocol.pair_state(place.key).trial.phase in _TRIALS
+
+    def admits(self, session: Session, target: RouterTarget, request: Request) -> bool:
+        """Whether a request may wait for a place whose worker is not ready; it gets it then."""
+        seat = session.seat
+        row = next((r for r in seat.rows if r.target is target), None) if seat else None
+        if seat is None or row is None or not self._may_have(seat, row.place):
+            return False
+
+        own = session.identity if seat.limits is not None else 0
+        among = [other.place.key for other in seat.rows]
+        answer = self.protocol.admit(row.place.key, monotonic(), session=own, among=among)
+        if self._share(answer, request) <= 0:
+            return False
+
+        request.place, request.reason = row.place, int(Reason.ONLY_READY)
+        return True
 
     def _age_ms(self, device: str, now_s: float) -> int:
         if device not in self._headroom_c:
@@ -242,6 +288,9 @@ class Switchboard:
         for row in seat.rows:
             other = row.target.lane
             if other is lane or request.tried >> other.number & 1:
+                continue
+
+            if not self._may_have(seat, row.place):
                 continue
 
             admitted = self.protocol.admit(row.place.key, now_s)
