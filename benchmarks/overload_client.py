@@ -16,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from switchgear.client import aio
-from switchgear.ipc.errors import SlotBusy, SwitchgearError
+from switchgear.client.result import ReplyFields
+from switchgear.ipc.errors import Busy, SlotBusy, SwitchgearError
 
 SLOTS: Final = 16
 # Whatever is not answered this long after the end of a phase is counted as lost.
@@ -68,8 +69,12 @@ class Tally:
 def offer(
     path: str, role: Role, seed: int, ready: Event, begin: Event, duration_s: float, out: Any
 ) -> None:
-    """The process: offers for `duration_s` once `begin` is set; puts its Tally into `out`."""
-    out.put(asyncio.run(_offer(path, role, seed, ready, begin, duration_s)))
+    """The process: offers for `duration_s` once `begin` is set; puts its Tally into `out`, or
+    the error that ended it."""
+    try:
+        out.put(asyncio.run(_offer(path, role, seed, ready, begin, duration_s)))
+    except SwitchgearError as error:
+        out.put(f"{role.name}: {error.name}: {error}")
 
 
 async def _offer(
@@ -97,14 +102,24 @@ async def _offer(
                 task.cancel()
 
         if role.name == "counter":
-            # The first frame, this one, and all that ran between them.
-            result = await sessions[0].run(inputs, copy=True)
-            tally.runs = int(np.asarray(result["total"]).flat[0]) - 2
+            tally.runs = await _count(sessions[0], inputs)
 
         for session in sessions:
             await session.close()
 
     return tally
+
+
+async def _count(session: aio.Session, inputs: dict[str, Any]) -> int:
+    """The runs that the stateful model counted, without the first frame and this one."""
+    while True:
+        try:
+            result = await session.run(inputs, copy=True)
+        except Busy:
+            # The other clients' requests still fill the queue.
+            await asyncio.sleep(0.05)
+        else:
+            return int(np.asarray(result["total"]).flat[0]) - 2
 
 
 async def _send(
@@ -143,7 +158,13 @@ async def _take(tally: Tally, request: aio.Request, sent_s: float) -> None:
     try:
         result = await request.result()
     except SwitchgearError as error:
-        tally.ended.append(Ended(error.name, 1000 * (monotonic() - sent_s)))
+        ended = Ended(error.name, 1000 * (monotonic() - sent_s))
+        if request.fields is not None:
+            report = ReplyFields._make(request.fields)
+            times = (report.total_ns / 1e6, report.queue_ns / 1e6)
+            ended = Ended(error.name, ended.client_ms, *times)
+
+        tally.ended.append(ended)
     else:
         tally.ended.append(
             Ended(

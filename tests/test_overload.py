@@ -93,9 +93,10 @@ class Crowd:
     def run_one(self) -> int:
         """The worker ends its oldest run; returns which one that was."""
         _, record = self.worker._records[0]
-        self.order.append(record.request_id)
+        number: int = record.request_id
+        self.order.append(number)
         self.worker.answer()
-        return record.request_id
+        return number
 
     def run_all(self) -> None:
         while self.worker.busy:
