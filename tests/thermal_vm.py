@@ -40,6 +40,7 @@ SWITCHGEAR: Final = (PYTHON, "-m", "switchgear")
 SERVICE: Final = "switchgear.service"
 # What is too short for an emulated processor.
 DROP_IN: Final = """[Service]
+TimeoutStartSec=900s
 WatchdogSec=180s
 Environment=SWITCHGEAR_WORKERS__START_S=600
 Environment=SWITCHGEAR_VALIDATION__TIME_LIMIT_S=600
@@ -174,7 +175,6 @@ def install(guest: Guest, report: Report) -> None:
     folder = f"/run/systemd/system/{SERVICE}.d"
     guest.run("mkdir", "-p", folder)
     guest.run("sh", "-c", f"printf '{DROP_IN}' >{folder}/vm.conf; systemctl daemon-reload")
-    # Longer than TimeoutStartSec=: the daemon asks for more.
     begin = time.monotonic()
     guest.run("systemctl", "start", SERVICE)
     ready = guest.status().get("ready") is True
