@@ -25,6 +25,9 @@ NOT_CORE = (
     *("cli", "cpu", "example", "face", "fingerprint", "generate", "measure", "models"),
     *("hostile_models", "packaging", "rounds", "runner", "store_crash", "validation"),
     *("worker_death", "dev", "devices", "zones", "profile", "yielding", "gate", "heat"),
+    *("vulkan", "opencl", "npu", "known_answer", "preparer", "canary", "device", "golden"),
+    *("simulat", "systemd", "android", "c_client", "switchboard_daemon", "overload", "prewarm"),
+    *("top", "trace", "thermal_vm", "driver_caches"),
 )
 
 
