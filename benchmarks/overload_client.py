@@ -16,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 
 from switchgear.client import aio
-from switchgear.client.result import ReplyFields
 from switchgear.ipc.errors import Busy, SlotBusy, SwitchgearError
 
 SLOTS: Final = 16
@@ -158,13 +157,7 @@ async def _take(tally: Tally, request: aio.Request, sent_s: float) -> None:
     try:
         result = await request.result()
     except SwitchgearError as error:
-        ended = Ended(error.name, 1000 * (monotonic() - sent_s))
-        if request.fields is not None:
-            report = ReplyFields._make(request.fields)
-            times = (report.total_ns / 1e6, report.queue_ns / 1e6)
-            ended = Ended(error.name, ended.client_ms, *times)
-
-        tally.ended.append(ended)
+        tally.ended.append(Ended(error.name, 1000 * (monotonic() - sent_s)))
     else:
         tally.ended.append(
             Ended(
