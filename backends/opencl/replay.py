@@ -229,11 +229,12 @@ class Replay:
 
         :raises DriverError: as `run`.
         """
-        profiles = [times for _, times in self.profiled_runs(rounds)]
-        return [min(times) for times in zip(*profiles, strict=True)]
+        runs = [spans for _, spans in self.profiled_runs(rounds)]
+        return [min(end - begin for begin, end in spans) for spans in zip(*runs, strict=True)]
 
-    def profiled_runs(self, rounds: int) -> list[tuple[int, list[int]]]:
-        """Runs as `launch_times_ns`: the host's time for all launches, and each one's own.
+    def profiled_runs(self, rounds: int) -> list[tuple[int, list[tuple[int, int]]]]:
+        """Runs as `launch_times_ns`: the host's time for all launches, in nanoseconds, and when
+        each of them began and ended on the device's clock.
 
         :raises DriverError: as `run`.
         """
@@ -258,8 +259,8 @@ class Replay:
                 ]
                 queue.finish()
                 took_ns = monotonic_ns() - begin_ns
-                times = [event.profile.end - event.profile.start for event in events]
-                found.append((took_ns, times))
+                spans = [(event.profile.start, event.profile.end) for event in events]
+                found.append((took_ns, spans))
 
         return found
 
