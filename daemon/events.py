@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from time import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,17 +16,24 @@ KEPT_EVENTS: Final = 256
 # Of one subscriber that does not read; the oldest go first, and it is told how many.
 QUEUED_EVENTS: Final = 256
 
+# Whether somebody may hear of a model by its hash; of "", which is none, everybody may.
+Sees: TypeAlias = "Callable[[str], bool]"
+
 
 class Subscription:
     """One listener's events in their order. Use it in `with`, so that it ends."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Events, sees: Sees) -> None:
         self._events = events
+        self._sees = sees
         self._queue: deque[dict[str, Any]] = deque(maxlen=QUEUED_EVENTS)
         self._news = asyncio.Event()
         self.lost = 0
 
-    def put(self, event: dict[str, Any]) -> None:
+    def put(self, model: str, event: dict[str, Any]) -> None:
+        if not self._sees(model):
+            return
+
         if len(self._queue) == QUEUED_EVENTS:
             self.lost += 1
 
@@ -53,18 +60,24 @@ class Events:
     """Keeps the last events and passes each on. Nothing blocks."""
 
     def __init__(self) -> None:
-        self.last: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
+        self._last: deque[tuple[str, dict[str, Any]]] = deque(maxlen=KEPT_EVENTS)
         self.subscriptions: set[Subscription] = set()
         self.listeners: list[Callable[[Event], None]] = []
 
-    def subscribe(self) -> Subscription:
-        return Subscription(self)
+    def last(self, sees: Sees) -> list[dict[str, Any]]:
+        """The last events of what somebody may see."""
+        return [packet for model, packet in self._last if sees(model)]
+
+    def subscribe(self, sees: Sees) -> Subscription:
+        return Subscription(self, sees)
 
     def tell(self, event: Event) -> None:
+        name = event.target.name
+        model = "" if isinstance(name, str) else name.model
         packet = to_json(event)
-        self.last.append(packet)
+        self._last.append((model, packet))
         for subscription in self.subscriptions:
-            subscription.put(packet)
+            subscription.put(model, packet)
 
         for listener in self.listeners:
             listener(event)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from switchgear.ipc.errors import BadRequest, NoBackend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from switchgear.daemon.routing.ring import Entry
     from switchgear.daemon.service import Service
     from switchgear.daemon.switchboard.board import Switchboard
@@ -55,6 +57,17 @@ def devices(service: Service) -> list[dict[str, Any]]:
     return rows
 
 
+def sees_model(service: Service, uid: int) -> Callable[[str], bool]:
+    """Whether a user may hear of a model by its hash: of an own one, or one of everybody."""
+    if service.is_operator(uid):
+        return lambda _: True
+
+    def sees(digest: str) -> bool:
+        return not digest or any(m.digest == digest for m in service.models.all_for(uid))
+
+    return sees
+
+
 def board_of(service: Service) -> Switchboard:
     """:raises NoBackend: it is not up yet."""
     board = service.router.board
@@ -96,7 +109,7 @@ def _decision(entry: Entry, board: Switchboard) -> dict[str, Any]:
     from switchgear.daemon.routing.policies import BY_NUMBER
     from switchgear.daemon.routing.ring import dump
 
-    text = explain(entry, board.causes)
+    text = explain(entry, board.causes_of(entry.request >> 32))
     policy = BY_NUMBER[entry.inputs.policy]
     if policy.energy or policy.power:
         keys = [row.key for row in entry.inputs.rows]

@@ -356,12 +356,13 @@ class Interface:
     async def _watch_events(self, call: Call, parameters: Parameters) -> None:
         parameters.done()
         events = self._service.events
+        sees = insight.sees_model(self._service, call.peer.uid)
         if not call.more:
-            call.reply({"events": list(events.last), "lost": 0})
+            call.reply({"events": events.last(sees), "lost": 0})
             return
 
-        with events.subscribe() as subscription:
-            call.reply({"events": list(events.last), "lost": 0}, continues=True)
+        with events.subscribe(sees) as subscription:
+            call.reply({"events": events.last(sees), "lost": 0}, continues=True)
             while True:
                 event = await subscription.next()
                 lost, subscription.lost = subscription.lost, 0

@@ -41,6 +41,7 @@ from switchgear.ipc.record import Backend as BackendNumber
 if TYPE_CHECKING:
     from switchgear.daemon.instances import Instance
     from switchgear.daemon.session import Session
+    from switchgear.ipc.worker import Packet
 
 # Up to this mean run time a second request is handed to the worker ahead: a more urgent one
 # then waits at most this much longer.
@@ -50,6 +51,9 @@ AHEAD_DEPTH: Final = 2
 MEAN_WEIGHT: Final = 0.125
 # A model's own slow runs raise the hang limit to this many times its slowest run.
 HANG_FACTOR: Final = 20
+# A load may take this many times what it took when it was prepared, or the start limit.
+LOAD_FACTOR: Final = 5
+LOAD_CHECK_S: Final = 0.5
 # Restarts: the first at once, then doubling from FIRST to LAST.
 RESTART_FIRST_S: Final = 0.1
 RESTART_LAST_S: Final = 30.0
@@ -88,6 +92,8 @@ class Lane:
         self._streak = 0
         self._restart: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
+        self._load_watch: asyncio.TimerHandle | None = None
+        self._load_limit_s = settings.start_s
         self._stopping = False
         # Those that may send requests here; the state of stateful ones lives in the worker.
         self.sessions: set[Session] = set()
@@ -280,6 +286,36 @@ class Lane:
 
         return self.worker
 
+    def bind(
+        self, session: Session, precision: int = 0, expected_s: float = 0.0
+    ) -> asyncio.Future[Packet | Failure]:
+        """Has the worker, which is started where there is none, load what a session needs and
+        map its arena. One that takes much longer than `expected_s` is ended.
+
+        :raises NoBackend: as `start`.
+        """
+        load = self.start().bind(session, precision)
+        self._load_limit_s = max(self._load_limit_s, LOAD_FACTOR * expected_s)
+        if not load.done() and self._load_watch is None:
+            self._load_watch = self._loop.call_later(self._load_limit_s, self._check_load)
+
+        return load
+
+    def _check_load(self) -> None:
+        self._load_watch = None
+        worker = self.worker
+        if worker is None or worker.loading is None:
+            return
+
+        model, since_ns = worker.loading
+        left_s = self._load_limit_s - (monotonic_ns() - since_ns) / 1e9
+        if left_s <= 0 and not self._running and worker.state == "ready":
+            worker.kill(f"it did not load {model.label} in {self._load_limit_s:g} s")
+        else:
+            # A start and a run before it have their own limits.
+            left_s = max(left_s, LOAD_CHECK_S)
+            self._load_watch = self._loop.call_later(left_s, self._check_load)
+
     def _check_start(self, worker: WorkerProcess) -> None:
         if worker.state == "starting":
             worker.kill(f"it did not start within {self._settings.start_s:g} s")
@@ -376,6 +412,10 @@ class Lane:
         elif worker.end_reason != "asked to":
             log.warning("worker %s (%d) ended: %s", self.label, worker.pid, worker.end_reason)
 
+        if self._load_watch is not None:
+            self._load_watch.cancel()
+            self._load_watch = None
+
         for session in list(self.sessions):
             if session.model.state:
                 session.lose_state()
@@ -397,9 +437,18 @@ class Lane:
             self._pump()
 
     def _blame(self, worker: WorkerProcess, lost: list[Request]) -> None:
-        """Counts a death against the model that was running, unless somebody else killed it."""
-        if lost and not worker.killed_by_signal_9_from_outside:
-            model = lost[0].session.model
+        """Counts a death against the model that was running, or that a device's worker was
+        loading, unless somebody else killed it."""
+        if worker.killed_by_signal_9_from_outside or worker.end_reason == "asked to":
+            return
+
+        model = lost[0].session.model if lost else None
+        loading = worker.loading if self.backend != "cpu" else None
+        if loading is not None and (model is None or loading[1] < lost[0].dispatch_ns):
+            # A load that was asked for first: the runs were behind it.
+            model = loading[0]
+
+        if model is not None:
             model.deaths[self.blamed] += 1
             if model.deaths[self.blamed] == QUARANTINE_DEATHS:
                 model.quarantined.add(self.blamed)
@@ -436,6 +485,8 @@ class Lane:
             session.resubmit(request, other)
         elif self.blamed in session.model.quarantined:
             session.refuse(request, ModelQuarantined)
+        elif self._stopping:
+            session.refuse(request, NoBackend)
         elif request.attempts >= MAX_ATTEMPTS:
             session.refuse(request, WorkerDied)
         else:
@@ -460,7 +511,8 @@ class Lane:
     def _restart_due(self) -> None:
         self._restart = None
         self.absent = None
-        if not self._stopping:
+        # A device's is started at the next need: a driver is not asked for ever, for nothing.
+        if not self._stopping and (self.backend == "cpu" or self.sessions or self._queue):
             with contextlib.suppress(NoBackend):
                 self.start()
 
@@ -479,6 +531,9 @@ class Lane:
     def forget(self, session: Session) -> None:
         """A session ended: its arena leaves the worker after what runs there."""
         self.sessions.discard(session)
+        if self._stained:
+            self._stained = [stain for stain in self._stained if stain[0] is not session]
+
         if self.worker is not None:
             self.worker.unbind(session.identity)
 

@@ -55,6 +55,8 @@ class Pair:
     own_worker: bool = False
     # Since the start, because a worker could not load it.
     prepared_again: bool = False
+    # Its last verdict was found by this daemon, not taken from the kept ones.
+    fresh: bool = False
     figures: dict[str, Any] = field(default_factory=dict)
     # Name, start and duration in microseconds, as in a model's own timeline.
     timeline: list[tuple[str, int, int]] = field(default_factory=list)
@@ -68,8 +70,9 @@ class Pair:
         name = self.precision or ("" if self.asked == "auto" else self.asked)
         return f"{self.backend} {name}".strip()
 
-    def apply(self, verdict: Verdict) -> None:
-        """Takes over how a preparer ended."""
+    def apply(self, verdict: Verdict, *, fresh: bool = False) -> None:
+        """Takes over how a preparer ended, just now (`fresh`) or earlier."""
+        self.fresh = fresh
         self.step = ""
         self.figures = {name: verdict[name] for name in _FIGURES if name in verdict}
         if verdict["ok"]:
@@ -123,6 +126,9 @@ def check_pair_verdict(verdict: Verdict) -> None:
 
     if not verdict["ok"]:
         int(verdict.get("code", 0))
+        if verdict.get("verdict") not in _LASTING:
+            raise ValueError(f"the verdict is {verdict.get('verdict')!r}")
+
         return
 
     int(Precision[str(verdict["precision"]).upper()])

@@ -22,6 +22,8 @@ LANES: Final = {
     Priority.BATCH: "batch",
 }
 DEVICE_LANE: Final = "device"
+# A worker that was asked to end and hangs is ended after this long.
+END_LIMIT_S: Final = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +120,17 @@ class Pool:
                 lane.used_ns = monotonic_ns()
             elif key[0] != own and monotonic_ns() - lane.used_ns > limit_ns:
                 log.info("worker %s is idle: ended", lane.label)
-                lane.stop()
-                del self._lanes[key]
+                self._end(key)
+
+    def end_own(self, own: str) -> None:
+        """Ends the lanes that `lane` made for what needs a worker of its own. Does not wait."""
+        for key in [key for key in self._lanes if key[1] != "cpu" and key[2] == own]:
+            self._end(key)
+
+    def _end(self, key: tuple[str, str, str]) -> None:
+        worker = self._lanes.pop(key).stop()
+        if worker is not None:
+            self._loop.call_later(END_LIMIT_S, worker.force)
 
     async def stop(self, force: asyncio.Event, limit_s: float) -> None:
         """Asks every worker to end, then ends them: after `limit_s`, or when `force` is set.

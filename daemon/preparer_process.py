@@ -93,7 +93,7 @@ class Preparer:
                 self._verdict = data
             else:
                 self._on_step(str(data["step"])[:64])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("preparer %s wrote what is no step: %r", self._label, error)
 
     async def verdict(self, limit_s: float) -> Verdict:

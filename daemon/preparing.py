@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 LOOK_AGAIN_S: Final = 1.0
 # A driver that ends the process is asked once more.
 ATTEMPTS: Final = 2
+# Of a timeline; a search for kernels has one for each.
+MAX_STEPS: Final = 256
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +55,34 @@ class Item:
     pair: Pair
     tune_s: float = 0.0
     again: bool = False
+    # Jobs that wait for it, and whether it is there for them only.
+    followers: int = 0
+    asked_for: bool = False
+    # The pair's state and reason before; None where there was no such pair.
+    before: tuple[str, str] | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    heard: Callable[[str], None] | None = None
+    listeners: list[Callable[[str], None]] = field(default_factory=list)
     begin_ns: int = 0
+
+    def say(self, step: str) -> None:
+        """Tells what its preparer does now."""
+        self.pair.step = step
+        for listener in self.listeners:
+            listener(step)
+
+    def undo(self) -> None:
+        """It was given up: the pair is what it was."""
+        pair, key = self.pair, (self.pair.backend, self.pair.asked)
+        pair.step = ""
+        if self.before is not None:
+            pair.state, pair.reason = self.before
+        elif self.model.pairs.get(key) is pair:
+            del self.model.pairs[key]
 
 
 class Preparing:
-    """Use it on a running loop. `on_ready` is called for each pair that becomes ready. `models`
-    are those whose prepared files are in use.
+    """Use it on a running loop. `on_change` is called for each pair that is ready, or that was
+    and is not any more. `models` are those whose prepared files are in use.
 
     `hot` says why the device is too warm to work in the background, or None.
     """
@@ -73,14 +95,14 @@ class Preparing:
         cache_dir: Path,
         installed: Sequence[str],
         models: Callable[[], Sequence[Model]],
-        on_ready: Callable[[Model, Pair], None],
+        on_change: Callable[[Model, Pair], None],
     ) -> None:
         self._configuration = configuration
         self._settings = configuration.prepare
         self._pool = pool
         self._cache_dir = cache_dir
         self._models = models
-        self._on_ready = on_ready
+        self._on_change = on_change
         self._markers = state_dir / "markers"
         self.verdicts = Verdicts(state_dir / "pairs.json", check_pair_verdict)
         self.backends = {name: Facts() for name in sorted(installed) if name != "cpu"}
@@ -94,6 +116,7 @@ class Preparing:
         self._idle = asyncio.Event()
         self._proven = asyncio.Event()
         self._present: Item | None = None
+        self._work: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         if not self._settings.enabled:
             self._proven.set()
@@ -113,7 +136,7 @@ class Preparing:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-        self.verdicts.flush()
+        await asyncio.to_thread(self.verdicts.flush)
         for item in [*self._queue, *([self._present] if self._present else [])]:
             item.ended.set()
 
@@ -147,6 +170,24 @@ class Preparing:
             if self._is_wanted(backend) and (backend, precision) not in model.pairs:
                 self._add(Item(model, Pair(backend, precision)))
 
+    def model_gone(self, model: Model) -> None:
+        """A model was unloaded: what is queued of it is given up. Does not block."""
+        for item in [item for item in self._all() if item.model is model]:
+            self._give_up(item)
+
+    def _all(self) -> list[Item]:
+        return [*self._queue, *([self._present] if self._present is not None else [])]
+
+    def _give_up(self, item: Item) -> None:
+        if item is self._present:
+            # It says so once its preparer has ended.
+            if self._work is not None:
+                self._work.cancel()
+        elif item in self._queue:
+            self._queue.remove(item)
+            item.undo()
+            item.ended.set()
+
     def want(
         self,
         model: Model,
@@ -158,7 +199,7 @@ class Preparing:
     ) -> Item:
         """Queues one pair before all others, or the one that waits for it already."""
         pair = model.pairs.get((backend, precision)) or Pair(backend, precision)
-        for item in [*self._queue, *([self._present] if self._present else [])]:
+        for item in self._all():
             if item.pair is pair and not again and not tune_s:
                 return item
 
@@ -168,6 +209,15 @@ class Preparing:
             return item
 
         self._add(item, first=True)
+        return item
+
+    def _want_for_job(
+        self, model: Model, backend: str, precision: str, tune_s: float, *, again: bool
+    ) -> Item:
+        known = set(self._all())
+        item = self.want(model, backend, precision, tune_s=tune_s, again=again)
+        item.asked_for = item.asked_for or item not in known
+        item.followers += 1
         return item
 
     async def follow_all(
@@ -194,13 +244,23 @@ class Preparing:
                 ]
 
         items = [
-            self.want(model, name, asked, tune_s=tune_s, again=again)
+            self._want_for_job(model, name, asked, tune_s, again=again)
             # The last one is put first.
             for name, asked in reversed(wanted if not model.state else [])
         ]
-        await self.follow(job, items[::-1])
+        try:
+            await self._follow(job, items[::-1])
+        finally:
+            for item in items:
+                item.followers -= 1
+                if item.asked_for and not item.followers and not item.ended.is_set():
+                    # Nobody waits for it any more.
+                    self._give_up(item)
 
-    async def follow(self, job: Job, items: Sequence[Item]) -> None:
+        if model not in self._models():
+            raise UnknownModel(f"model {model.label} was unloaded")
+
+    async def _follow(self, job: Job, items: Sequence[Item]) -> None:
         """Waits until pairs are prepared, and tells a job's watchers of each step."""
         for number, item in enumerate(items):
             label = f"{item.model.label} on {item.pair.label}"
@@ -209,9 +269,12 @@ class Preparing:
                 job.progress(f"{label}: {step}", number, len(items))
 
             if not item.ended.is_set():
-                item.heard = say
+                item.listeners.append(say)
                 say(item.pair.step or "waiting")
-                await item.ended.wait()
+                try:
+                    await item.ended.wait()
+                finally:
+                    item.listeners.remove(say)
 
         job.progress("done", len(items), len(items))
 
@@ -223,8 +286,14 @@ class Preparing:
             pair.prepared_again = True
             self.want(model, pair.backend, pair.asked, again=True)
 
+        self._on_change(model, pair)
+
     def _add(self, item: Item, *, first: bool = False) -> None:
-        item.model.pairs[(item.pair.backend, item.pair.asked)] = item.pair
+        key = (item.pair.backend, item.pair.asked)
+        if key in item.model.pairs:
+            item.before = (item.pair.state, item.pair.reason)
+
+        item.model.pairs[key] = item.pair
         if not item.pair.ready:
             item.pair.state = "waiting"
 
@@ -247,8 +316,16 @@ class Preparing:
         while True:
             while self._queue:
                 self._present = self._queue.popleft()
-                await self._prepare(self._present)
-                self._present = None
+                self._work = asyncio.create_task(self._prepare(self._present))
+                try:
+                    # Given up, it alone is cancelled.
+                    await asyncio.wait([self._work])
+                except asyncio.CancelledError:
+                    self._work.cancel()
+                    await asyncio.wait([self._work])
+                    raise
+                finally:
+                    self._present = self._work = None
 
             self._idle.set()
             self._news.clear()
@@ -263,6 +340,7 @@ class Preparing:
             else:
                 await self._decide(item, self._key(item, facts))
         except asyncio.CancelledError:
+            item.undo()
             raise
         except Exception:
             log.exception("preparing %s on %s", model.label, pair.label)
@@ -278,8 +356,8 @@ class Preparing:
         """Takes a pair's verdict from the kept ones or from a preparer."""
         model, pair = item.model, item.pair
         verdict = None if item.again or item.tune_s else self.verdicts.get(key)
+        fresh, was_ready = verdict is None, pair.ready
         if verdict is None:
-            was_ready = pair.ready
             if not was_ready:
                 pair.state = "preparing"
 
@@ -289,12 +367,14 @@ class Preparing:
 
             await self._bound_caches()
 
-        pair.apply(verdict)
+        pair.apply(verdict, fresh=fresh)
         if pair.ready:
             log.info("model %s is ready on %s", model.label, pair.label)
-            self._on_ready(model, pair)
         else:
             log.warning("model %s on %s: %s", model.label, pair.label, pair.reason)
+
+        if (pair.ready or was_ready) and model in self._models():
+            self._on_change(model, pair)
 
     async def _bound_caches(self) -> None:
         """Removes what was not used for longest, where all caches together are too large."""
@@ -315,9 +395,7 @@ class Preparing:
                 break
 
             # A damaged cache of its driver may be why; it is made again.
-            await asyncio.to_thread(
-                driver_caches.clear, self._cache_dir, item.pair.backend
-            )
+            await asyncio.to_thread(driver_caches.clear, self._cache_dir, item.pair.backend)
 
         if not verdict["ok"]:
             return verdict
@@ -342,17 +420,17 @@ class Preparing:
 
         def step(name: str) -> None:
             label = f"{name}, warm" if again else name
-            steps.append((label, (monotonic_ns() - item.begin_ns) // 1000))
-            pair.step = label
-            if item.heard is not None:
-                item.heard(label)
+            if len(steps) < MAX_STEPS:
+                steps.append((label, (monotonic_ns() - item.begin_ns) // 1000))
 
-        if model not in self._models():
-            # Its descriptor may be another file's by now.
-            return failed(UnknownModel.code, "UnknownModel", "the model was unloaded")
+            item.say(label)
 
         try:
-            os.makedirs(model.cache, mode=0o700, exist_ok=True)
+            await asyncio.to_thread(os.makedirs, model.cache, mode=0o700, exist_ok=True)
+            if model not in self._models():
+                # Its descriptor may be another file's by now.
+                return failed(UnknownModel.code, "UnknownModel", "the model was unloaded")
+
             preparer = Preparer(
                 model,
                 pair,
@@ -398,10 +476,7 @@ class Preparing:
 
     async def _until(self, item: Item, why_not: Callable[[], str | None]) -> None:
         while reason := why_not():
-            item.pair.step = f"waiting: {reason}"
-            if item.heard is not None:
-                item.heard(item.pair.step)
-
+            item.say(f"waiting: {reason}")
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _rest(self, preparer: Preparer) -> None:

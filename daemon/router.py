@@ -26,7 +26,7 @@ from switchgear.ipc.record import Reason
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from switchgear.daemon.lane import Lane
     from switchgear.daemon.model import Model
@@ -52,6 +52,17 @@ class Target:
     precision: int
     lane: Lane
     pair: Pair | None
+
+    @property
+    def expected_load_s(self) -> float:
+        """What the load took when the pair was prepared."""
+        figures = self.pair.figures if self.pair is not None else {}
+        names = ("warm_load_us", "warm_first_run_us")
+        return float(sum(figures.get(name, 0) for name in names)) / 1e6
+
+    def is_banned(self, session: Session) -> bool:
+        """Whether the model has ended too many of the workers there."""
+        return self.lane.blamed in session.model.quarantined
 
     def is_warm(self, session: Session) -> bool:
         """Whether a frame would run at once. The CPU's may wait for its worker."""
@@ -124,6 +135,8 @@ class Router:
         """Where a session's requests may go, in its order of preference."""
         options, model, uid = session.options, session.model, session.peer.uid
         found = []
+        # What was asked for in two ways may be one in the end.
+        known: set[tuple[str, int]] = set()
         for backend in options.backends:
             if backend == "cpu":
                 lane = self._pool.lane(uid, "cpu", options.priority)
@@ -135,8 +148,10 @@ class Router:
                         pair.backend == backend
                         and pair.ready
                         and lowest_allows(options.precision, pair)
+                        and (backend, pair.number) not in known
                     ):
-                        own = model.digest[:12] if pair.own_worker else ""
+                        known.add((backend, pair.number))
+                        own = own_lane_of(model) if pair.own_worker else ""
                         lane = self._pool.lane(uid, backend, options.priority, own)
                         found.append(Target(backend, pair.number, lane, pair))
 
@@ -153,13 +168,34 @@ class Router:
         for target in session.targets:
             session.lanes.add(target.lane)
             target.lane.sessions.add(session)
-            # Without a worker now, the first frame asks again, and gets the answer.
-            with contextlib.suppress(NoBackend):
-                load = target.lane.start().bind(session, target.precision)
-                loads.append(load)
-                self._choose_anew_after(load, session, target.pair)
+            loads += self._bind(session, target)
 
         return loads
+
+    def _bind(self, session: Session, target: Target) -> list[asyncio.Future[Any]]:
+        """Has a target's worker load the model and map the arena; the load's future, if any."""
+        if target.pair is not None and target.is_banned(session):
+            return []
+
+        # Without a worker now, the first frame asks again, and gets the answer.
+        with contextlib.suppress(NoBackend):
+            load = target.lane.bind(session, target.precision, target.expected_load_s)
+            self._choose_anew_after(load, session, target.pair)
+            return [load]
+
+        return []
+
+    def pair_changed(self, model: Model, pair: Pair, sessions: Iterable[Session]) -> None:
+        """A pair is ready, or is not any more: sessions may use it from now on, or must not."""
+        if pair.ready and model.instance is not None:
+            for lane in self._pool.lanes():
+                if lane.backend == pair.backend and lane.worker is not None:
+                    # What it could not load may be there now.
+                    lane.worker.forget_failure(model.instance, pair.number)
+
+        for session in sessions:
+            if session.model is model and not session.ended:
+                self.refresh(session)
 
     def _choose_anew_after(
         self, load: asyncio.Future[Any], session: Session, pair: Pair | None
@@ -184,8 +220,7 @@ class Router:
             if worker is not None and worker.state == "ready" and not session.ended:
                 for target in session.targets:
                     if target.lane is lane and target.pair is not None:
-                        load = worker.bind(session, target.precision)
-                        self._choose_anew_after(load, session, target.pair)
+                        self._bind(session, target)
 
     # Requests.
 
@@ -196,7 +231,7 @@ class Router:
         if seat is not None and self.board is not None and seat.rows:
             row = self.board.choose(session, seat, request)
             if row is None:
-                return None
+                return self._cold(session, request)
 
             target = row.target
             request.precision = target.precision
@@ -205,12 +240,33 @@ class Router:
 
             return target.lane
 
+        if not session.targets:
+            # Strict, and what was ready at the open is not any more.
+            return None
+
         known = session.routes.get(request.priority)
         if known is None:
             known = session.routes[request.priority] = self._choose(session, request.priority)
 
         lane, request.reason, request.precision = known
         return lane
+
+    def _cold(self, session: Session, request: Request) -> Lane | None:
+        """The lane of a strict session whose worker has ended or still loads: a restart that is
+        near is waited for there, and what stands against it is said there."""
+        assert self.board is not None
+        for target in session.targets:
+            if target.pair is None or target.is_warm(session):
+                continue
+
+            if target.is_banned(session):
+                return target.lane
+
+            if self.board.admits(session, target, request):
+                request.precision = target.precision
+                return target.lane
+
+        return None
 
     def _choose(self, session: Session, priority: int) -> tuple[Lane, int, int]:
         """Lane, reason and precision; they hold until something changes."""
@@ -278,6 +334,11 @@ class Router:
     def retry_after_ms(self, session: Session) -> int:
         """When a session that has no backend now may have one."""
         return self.board.retry_after_ms(session) if self.board is not None else 0
+
+
+def own_lane_of(model: Model) -> str:
+    """The name of the lanes of a model that needs workers of its own."""
+    return model.digest[:12]
 
 
 def _not_ready(model: Model, backends: tuple[str, ...], pairs: list[Pair]) -> SwitchgearError:

@@ -28,7 +28,7 @@ from switchgear.daemon.notify import Announcer, Condition, Notifier
 from switchgear.daemon.pool import Pool
 from switchgear.daemon.preparing import Preparing
 from switchgear.daemon.resident import Residents
-from switchgear.daemon.router import Router
+from switchgear.daemon.router import Router, own_lane_of
 from switchgear.daemon.sessions import Sessions
 from switchgear.daemon.telemetry.metrics import Metrics
 from switchgear.daemon.validation import Validation
@@ -107,7 +107,7 @@ class Service:
             cache_dir,
             list(installed),
             lambda: self.models.all_for(0),
-            self._pair_is_ready,
+            self._pair_has_changed,
         )
         self.router.on_load_failed = self.preparing.load_failed
         self.models = Models(
@@ -371,14 +371,15 @@ class Service:
         if self.router.board is not None:
             self.router.board.drop_model(model.digest)
 
-    def _pair_is_ready(self, model: Model, pair: Pair) -> None:
-        """Its sessions may use it from now on; their workers load it first."""
-        if self.router.board is not None:
+        self.preparing.model_gone(model)
+        self.pool.end_own(own_lane_of(model))
+
+    def _pair_has_changed(self, model: Model, pair: Pair) -> None:
+        """Its sessions may use it from now on, their workers load it first; or not any more."""
+        if self.router.board is not None and pair.ready:
             self.router.board.add_pair(model, pair)
 
-        for session in self.sessions.all():
-            if session.model is model:
-                self.router.refresh(session)
+        self.router.pair_changed(model, pair, self.sessions.all())
 
     def request_reload(self) -> None:
         """Reads the configuration again, and applies what can change without a restart."""

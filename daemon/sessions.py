@@ -25,6 +25,7 @@ from switchgear.ipc.errors import (
     ConnectionLost,
     QuotaExceeded,
     SwitchgearError,
+    UnknownModel,
 )
 from switchgear.ipc.slot import TensorSpec
 from switchgear.ipc.worker import layout_to_json
@@ -103,6 +104,10 @@ class Sessions:
             size = layout.size_bytes
             self._arena_bytes[peer.uid] += size
             fd = await self._create_arena(size)
+            if model not in self._models.all_for(0):
+                # Unloaded by force meanwhile: its descriptor may be another file's by now.
+                os.close(fd)
+                raise UnknownModel(f"model {model.label} was unloaded")
         except BaseException:
             self._give_back(peer.uid, size, model, instance)
             raise
@@ -130,6 +135,8 @@ class Sessions:
         if loads and "cpu" not in options.backends:
             # Nothing else can answer meanwhile.
             await self._loaded(session, loads)
+            if session.ended:
+                raise UnknownModel(f"model {model.label} was unloaded")
 
         return Opened(session, layout, instance.inputs, outputs)
 

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.child import Child, describe_end
@@ -17,12 +18,14 @@ from switchgear.ipc.errors import (
     BackendFailed,
     ProtocolError,
     SwitchgearError,
+    UnknownModel,
     error_from_code,
 )
 from switchgear.ipc.record import RECORD_BYTES, ROUTE, ROUTE_OFFSET, Kind, Precision
 
 if TYPE_CHECKING:
     from switchgear.daemon.instances import Instance
+    from switchgear.daemon.model import Model
     from switchgear.daemon.request import Request
     from switchgear.daemon.session import Session
 
@@ -103,7 +106,10 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(worker.MAX_PACKET_BYTES)
         self._loaded: dict[int, asyncio.Future[worker.Packet | Failure]] = {}
-        self._bound: set[int] = set()
+        # What it was asked to load and has not answered, in that order: model and since when.
+        self._loading: dict[int, tuple[Model, int]] = {}
+        # Instance by binding.
+        self._bound: dict[int, int] = {}
         self._probe: asyncio.Future[worker.Packet] | None = None
         self._checks: dict[int, asyncio.Future[worker.Packet]] = {}
         # Set once it has said hello, or will not.
@@ -149,6 +155,7 @@ class WorkerProcess:
         if future is None:
             future = self._loop.create_future()
             self._loaded[identity] = future
+            self._loading[identity] = (instance.model, monotonic_ns())
             packet: worker.Packet = {
                 "op": "load",
                 "instance": identity,
@@ -182,11 +189,35 @@ class WorkerProcess:
 
         return None
 
+    @property
+    def loading(self) -> tuple[Model, int] | None:
+        """The model that it loads, or was loading when it ended, and the monotonic ns at which
+        it was asked to or was done with the one before."""
+        return next(iter(self._loading.values()), None)
+
+    def forget_failure(self, instance: Instance, precision: int) -> None:
+        """An instance that it could not load is asked for again at the next need."""
+        if self.load_failure(instance, precision) is not None:
+            identity = in_precision(instance.identity, precision)
+            del self._loaded[identity]
+            self._forget_bindings(identity)
+
+    def _forget_bindings(self, instance: int) -> None:
+        for binding in [b for b, of in self._bound.items() if of == instance]:
+            del self._bound[binding]
+
     def unload(self, identity: int) -> None:
         """Frees an instance in whatever precisions it is loaded."""
         for number in PRECISIONS:
-            if self._loaded.pop(in_precision(identity, number), None) is not None:
-                self._send({"op": "unload", "instance": in_precision(identity, number)})
+            instance = in_precision(identity, number)
+            future = self._loaded.pop(instance, None)
+            if future is not None:
+                self._send({"op": "unload", "instance": instance})
+                if not future.done():
+                    # Nobody waits for what nobody wants any more.
+                    future.set_result(
+                        Failure("switchgear", UnknownModel.code, "UnknownModel", "unloaded")
+                    )
 
     def bind(
         self, session: Session, precision: int = 0
@@ -196,11 +227,12 @@ class WorkerProcess:
         identity = in_precision(session.identity, precision)
         future = self.load(session.instance, precision)
         if identity not in self._bound:
-            self._bound.add(identity)
+            instance = in_precision(session.instance.identity, precision)
+            self._bound[identity] = instance
             packet = {
                 "op": "bind",
                 "binding": identity,
-                "instance": in_precision(session.instance.identity, precision),
+                "instance": instance,
                 "layout": session.layout_json,
             }
             self._send(packet, [session.arena_fd])
@@ -212,7 +244,7 @@ class WorkerProcess:
         for number in PRECISIONS:
             binding = in_precision(identity, number)
             if binding in self._bound:
-                self._bound.discard(binding)
+                del self._bound[binding]
                 self._send({"op": "unbind", "binding": binding})
 
     def run(self, request: Request) -> None:
@@ -324,10 +356,7 @@ class WorkerProcess:
         elif operation == "absent":
             self.absent = Failure.from_packet(packet)
         elif operation in ("loaded", "failed"):
-            future = self._loaded.get(int(packet["instance"]))
-            if future is not None and not future.done():
-                failed = operation == "failed"
-                future.set_result(Failure.from_packet(packet) if failed else packet)
+            self._took(int(packet["instance"]), packet, failed=operation == "failed")
         elif operation == "unbound":
             log.warning("worker %s: %s", self.label, Failure.from_packet(packet))
         elif operation == "probed" and self._probe is not None and not self._probe.done():
@@ -338,6 +367,22 @@ class WorkerProcess:
                 check.set_result(packet)
         else:
             raise ProtocolError(f"operation {operation!r}")
+
+    def _took(self, identity: int, packet: worker.Packet, *, failed: bool) -> None:
+        """It has loaded an instance, or could not."""
+        self._loading.pop(identity, None)
+        if self._loading:
+            # The next one begins.
+            following = next(iter(self._loading))
+            self._loading[following] = (self._loading[following][0], monotonic_ns())
+
+        if failed:
+            # It has refused the arenas too.
+            self._forget_bindings(identity)
+
+        future = self._loaded.get(identity)
+        if future is not None and not future.done():
+            future.set_result(Failure.from_packet(packet) if failed else packet)
 
     # Its end.
 

@@ -26,6 +26,7 @@ class FakeWorker:
     engine = "fake"
     engine_version = "0"
     absent = None
+    loading = None
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], label: str, events: Events
