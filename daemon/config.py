@@ -150,7 +150,7 @@ class ProtocolSection(_Section):
 
 
 class RoutingSection(_Section):
-    """`policy`: of sessions that choose none. `busy_w`: what a part draws while it is busy, in
+    """`policy`: of sessions that choose none; the least energy among what is in time. `busy_w`: what a part draws while it is busy, in
     watts, by its name (`cpu`, `gpu`, `npu`), where nothing measures it."""
 
     policy: Literal[
@@ -160,7 +160,7 @@ class RoutingSection(_Section):
         "prefer_cpu",
         "max_efficiency",
         "min_power",
-    ] = "max_performance"
+    ] = "max_efficiency"
     busy_w: dict[str, Annotated[Real, Field(gt=0)]] = {}
 
 
