@@ -150,8 +150,9 @@ class ProtocolSection(_Section):
 
 
 class RoutingSection(_Section):
-    """`policy`: of sessions that choose none; the least energy among what is in time. `busy_w`: what a part draws while it is busy, in
-    watts, by its name (`cpu`, `gpu`, `npu`), where nothing measures it."""
+    """`policy`: of sessions that choose none; the least energy among what is in time.
+    `busy_w`: what a part draws while it is busy, in watts, by its name (`cpu`, `gpu`, `npu`),
+    where nothing measures it."""
 
     policy: Literal[
         "max_performance",
