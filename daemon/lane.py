@@ -15,6 +15,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Final
 
 from switchgear.daemon.lane_settings import LaneSettings, Watcher
+from switchgear.daemon.load_watch import LoadWatch
 from switchgear.daemon.request import Request
 from switchgear.daemon.waiting import Waiting
 from switchgear.daemon.worker_process import Events, Failure, WorkerProcess
@@ -51,9 +52,6 @@ AHEAD_DEPTH: Final = 2
 MEAN_WEIGHT: Final = 0.125
 # A model's own slow runs raise the hang limit to this many times its slowest run.
 HANG_FACTOR: Final = 20
-# A load may take this many times what it took when it was prepared, or the start limit.
-LOAD_FACTOR: Final = 5
-LOAD_CHECK_S: Final = 0.5
 # Restarts: the first at once, then doubling from FIRST to LAST.
 RESTART_FIRST_S: Final = 0.1
 RESTART_LAST_S: Final = 30.0
@@ -92,8 +90,7 @@ class Lane:
         self._streak = 0
         self._restart: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._load_watch: asyncio.TimerHandle | None = None
-        self._load_limit_s = settings.start_s
+        self._load_watch = LoadWatch(self)
         self._stopping = False
         # Those that may send requests here; the state of stateful ones lives in the worker.
         self.sessions: set[Session] = set()
@@ -195,7 +192,7 @@ class Lane:
     def _enqueue(self, request: Request) -> None:
         if self.blamed in request.session.model.quarantined:
             request.session.refuse(request, ModelQuarantined)
-        elif self._stopping or self.absent is not None:
+        elif self._stopping:
             request.session.refuse(request, NoBackend)
         elif (wait_s := self.restart_wait_s()) > RESTART_PATIENCE_S:
             request.session.refuse(request, NoBackend, retry_after_ms=int(wait_s * 1000))
@@ -295,26 +292,10 @@ class Lane:
         :raises NoBackend: as `start`.
         """
         load = self.start().bind(session, precision)
-        self._load_limit_s = max(self._load_limit_s, LOAD_FACTOR * expected_s)
-        if not load.done() and self._load_watch is None:
-            self._load_watch = self._loop.call_later(self._load_limit_s, self._check_load)
+        if not load.done():
+            self._load_watch.begin(expected_s)
 
         return load
-
-    def _check_load(self) -> None:
-        self._load_watch = None
-        worker = self.worker
-        if worker is None or worker.loading is None:
-            return
-
-        model, since_ns = worker.loading
-        left_s = self._load_limit_s - (monotonic_ns() - since_ns) / 1e9
-        if left_s <= 0 and not self._running and worker.state == "ready":
-            worker.kill(f"it did not load {model.label} in {self._load_limit_s:g} s")
-        else:
-            # A start and a run before it have their own limits.
-            left_s = max(left_s, LOAD_CHECK_S)
-            self._load_watch = self._loop.call_later(left_s, self._check_load)
 
     def _check_start(self, worker: WorkerProcess) -> None:
         if worker.state == "starting":
@@ -412,10 +393,7 @@ class Lane:
         elif worker.end_reason != "asked to":
             log.warning("worker %s (%d) ended: %s", self.label, worker.pid, worker.end_reason)
 
-        if self._load_watch is not None:
-            self._load_watch.cancel()
-            self._load_watch = None
-
+        self._load_watch.end()
         for session in list(self.sessions):
             if session.model.state:
                 session.lose_state()
@@ -435,6 +413,9 @@ class Lane:
             self._refuse_waiting()
         elif self._queue:
             self._pump()
+        elif self._restart is None and self.worker is None:
+            # What was lost is done elsewhere; the next frames want it here again.
+            self._restart_due()
 
     def _blame(self, worker: WorkerProcess, lost: list[Request]) -> None:
         """Counts a death against the model that was running, or that a device's worker was
@@ -515,6 +496,12 @@ class Lane:
         if not self._stopping and (self.backend == "cpu" or self.sessions or self._queue):
             with contextlib.suppress(NoBackend):
                 self.start()
+
+    def try_again(self) -> None:
+        """What kept the backend from being there is gone: its worker is started now."""
+        if self._restart is not None and self.absent is not None:
+            self._restart.cancel()
+            self._restart_due()
 
     def restart_wait_s(self) -> float:
         """Seconds until its next worker is due; 0 where it has one or needs none."""

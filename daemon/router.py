@@ -189,9 +189,11 @@ class Router:
         """A pair is ready, or is not any more: sessions may use it from now on, or must not."""
         if pair.ready and model.instance is not None:
             for lane in self._pool.lanes():
-                if lane.backend == pair.backend and lane.worker is not None:
-                    # What it could not load may be there now.
-                    lane.worker.forget_failure(model.instance, pair.number)
+                if lane.backend == pair.backend:
+                    # What was not there, or could not be loaded, may be there now.
+                    lane.try_again()
+                    if lane.worker is not None:
+                        lane.worker.forget_failure(model.instance, pair.number)
 
         for session in sessions:
             if session.model is model and not session.ended:

@@ -74,6 +74,8 @@ def check_golden(instance: Instance, cache: Path, backend: str) -> Packet:
             inputs = [kept[f"input{n}"] for n in range(len(instance.info.inputs))]
             answers = [kept[f"answer{n}"] for n in range(len(instance.info.outputs))]
             limits = kept["limits"]
+            if limits.shape != (len(answers), 2):
+                raise ValueError("another number of limits than of outputs")
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise NotPrepared(f"no golden input of this pair: {error}") from None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from switchgear.daemon import warming
 from switchgear.daemon.child import Child, describe_end
+from switchgear.ipc.errors import NotPrepared
 from switchgear.ipc.record import Precision, Priority
 
 if TYPE_CHECKING:
@@ -70,6 +71,15 @@ class Prober:
                 worker.kill(f"hung in a probe for {left_s:.1f} s")
 
             return False
+        except OSError as error:
+            # No process or descriptor is free: that says nothing of the device.
+            log.warning("probe of %s: not run: %s", probe.target, error)
+            return None
+
+        if answer.get("name") == NotPrepared.__name__:
+            # Its files were removed, or it is too large for one: the kernels' word stands.
+            log.info("probe of %s: %s", probe.target, answer.get("text"))
+            return True
 
         if answer.get("ok") is not True:
             log.warning("probe of %s: %s", probe.target, answer.get("text"))

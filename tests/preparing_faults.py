@@ -1,0 +1,62 @@
+"""Daemons whose NPU is the test delegate, for tests of what goes wrong behind a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import native_build
+import numpy as np
+from daemon_process import DaemonProcess
+
+from switchgear.client import Client, Model, connect
+
+ENABLED = {"SWITCHGEAR_PREPARE__ENABLED": "true"}
+
+
+@contextmanager
+def npu_daemon(
+    more: str = "", *, delegate: Path | None = None, **options: str
+) -> Iterator[tuple[DaemonProcess, Client]]:
+    """`more` is added to the configuration; `options` are the delegate's."""
+    rows = "\n".join(f'{name} = "{value}"' for name, value in options.items())
+    config = f"""
+[prepare]
+backends = ["npu"]
+[routing]
+policy = "prefer_npu"
+[npu]
+delegate = "{delegate or native_build.delegate()}"
+[npu.delegate_options]
+{rows}
+{more}
+"""
+    with (
+        DaemonProcess(config=config, environment=ENABLED) as process,
+        connect(process.socket) as client,
+    ):
+        yield process, client
+
+
+def frame(model: Model) -> dict[str, Any]:
+    draw = np.random.default_rng(3)
+    return {
+        tensor.name: draw.uniform(-1, 1, tensor.shape).astype(np.float32)
+        for tensor in model.inputs
+    }
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Waits for what the daemon tells of no other way; the test's own limit bounds it."""
+    while not (found := condition()):
+        time.sleep(0.02)
+
+    return found
+
+
+def workers(client: Client, backend: str = "npu") -> list[dict[str, Any]]:
+    rows = client.status()["workers"]
+    return [dict(row) for row in rows if row["backend"] == backend and row["pid"]]

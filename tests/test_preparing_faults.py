@@ -1,0 +1,148 @@
+"""What goes wrong behind a model that serves: its prepared files, its jobs, its preparer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import native_build
+import pytest
+from daemon_process import DaemonProcess
+from preparing_faults import frame, npu_daemon, until, workers
+from raw_client import CallFailed, Control
+from small_network import small_network
+
+from switchgear.client import Client
+from switchgear.ipc.errors import ModelQuarantined, NoBackend
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
+
+
+def preparer(daemon: DaemonProcess) -> int:
+    """The pid of the preparer that runs; 0 where none does."""
+    found = [pid for pid, line in daemon.children().items() if "backends.preparer" in line]
+    return found[0] if found else 0
+
+
+def until_gone(daemon: DaemonProcess, pid: int) -> None:
+    until(lambda: pid not in daemon.children())
+
+
+def pair_state(client: Client) -> str:
+    (pair,) = client.describe("net").pairs
+    return pair.state
+
+
+def test_prepared_files_that_vanish_are_made_anew_once_and_serve_again() -> None:
+    with npu_daemon() as (daemon, client):
+        client.load_model(small_network(), "net")
+        model = client.prepare_model("net")
+        inputs = frame(model)
+        with client.open_session(model, backends=["npu"], strict=True) as session:
+            assert session.run(inputs).backend == "npu"
+            (row,) = workers(client)
+            assert [*(daemon.cache_dir / "models").rglob("golden-*")]
+            for file in [f for f in (daemon.cache_dir / "models").rglob("*") if f.is_file()]:
+                file.unlink()
+
+            os.kill(row["pid"], signal.SIGKILL)
+            until(lambda: workers(client) and workers(client)[0]["pid"] != row["pid"])
+            assert until(lambda: pair_state(client) == "ready")
+            assert session.run(inputs).backend == "npu"
+
+
+def test_a_cancelled_job_takes_its_own_preparation_with_it() -> None:
+    with npu_daemon() as (daemon, client), Control(daemon.socket) as control:
+        client.load_model(small_network(), "net")
+        client.prepare_model("net")
+        for _ in range(3):
+            job = control.call("PrepareModel", model="net", again=True)["job"]
+            pid = until(lambda: preparer(daemon))
+            os.kill(pid, signal.SIGSTOP)
+            control.call("CancelJob", job=job)
+            until_gone(daemon, pid)
+            # It was ready, and is.
+            assert pair_state(client) == "ready"
+
+        # No mark is left of the killed ones: it is prepared as ever.
+        assert client.prepare_model("net", again=True).pairs[0].state == "ready"
+
+
+def test_an_unloaded_model_is_not_prepared_on() -> None:
+    with npu_daemon() as (daemon, client), Control(daemon.socket) as control:
+        client.load_model(small_network(), "net")
+        client.prepare_model("net")
+        job = control.call("PrepareModel", model="net", again=True)["job"]
+        pid = until(lambda: preparer(daemon))
+        os.kill(pid, signal.SIGSTOP)
+        control.call("UnloadModel", model="net")
+        until_gone(daemon, pid)
+        with pytest.raises(CallFailed, match="UnknownModel"):
+            control.wait_for(job)
+
+
+def test_the_daemon_stops_though_a_preparer_stands_still() -> None:
+    with npu_daemon() as (daemon, client), Control(daemon.socket) as control:
+        client.load_model(small_network(), "net")
+        client.prepare_model("net")
+        control.call("PrepareModel", model="net", again=True)
+        os.kill(until(lambda: preparer(daemon)), signal.SIGSTOP)
+
+
+def test_a_strict_session_comes_back_with_its_driver(tmp_path: Path) -> None:
+    library = tmp_path / "delegate.so"
+
+    def install(data: bytes) -> None:
+        aside = library.with_suffix(".new")
+        aside.write_bytes(data)
+        aside.rename(library)
+
+    good = native_build.delegate().read_bytes()
+    install(good)
+    with npu_daemon(delegate=library) as (_, client):
+        client.load_model(small_network(), "net")
+        model = client.prepare_model("net")
+        inputs = frame(model)
+        with client.open_session(model, backends=["npu"], strict=True) as session:
+            assert session.run(inputs).backend == "npu"
+            install(b"no library")
+            os.kill(workers(client)[0]["pid"], signal.SIGKILL)
+            until(lambda: not workers(client))
+            with pytest.raises(NoBackend) as refused:
+                # The one that waits for the restart, or one behind it.
+                session.run(inputs)
+
+            assert 0 < int(str(refused.value.details["retry_after_ms"])) <= 30_000
+            install(good)
+            client.prepare_model("net", again=True)
+            assert session.run(inputs).backend == "npu"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_model_that_hangs_its_workers_as_it_is_loaded_is_not_loaded_for_ever(
+    tmp_path: Path,
+) -> None:
+    pace = tmp_path / "latency"
+    pace.write_text("0\n")
+    with npu_daemon("[workers]\nstart_s = 6.0\n", latency_file=str(pace)) as (_, client):
+        client.load_model(small_network(), "net")
+        model = client.prepare_model("net")
+        inputs = frame(model)
+        with client.open_session(model, backends=["npu", "cpu"]) as session:
+            until(lambda: session.run(inputs).backend == "npu")
+            aside = pace.with_suffix(".new")
+            aside.write_text("3600000000\n")
+            aside.rename(pace)
+            os.kill(workers(client)[0]["pid"], signal.SIGKILL)
+            until(lambda: session.run(inputs) and client.describe("net").status != "ready")
+            # The last worker is left alone: nothing is asked of it.
+            (row,) = until(lambda: workers(client))
+            assert "did not load" in row["last_end"]
+            assert session.run(inputs).backend == "cpu"
+            with (
+                client.open_session(model, backends=["npu"], strict=True) as strict,
+                pytest.raises(ModelQuarantined),
+            ):
+                strict.run(inputs)
