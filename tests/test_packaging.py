@@ -56,12 +56,20 @@ def wheel(tree: Path) -> Path:
 
 def data_files(folder: Path) -> set[str]:
     """What the package's code reads at run time, relative to the checkout."""
-    return {
+    read = {
         str(path.relative_to(folder))
         for layer in LAYERS
-        for suffix in ("*.py", "*.varlink", "*.spv", "*.comp", "*.tflite")
+        for suffix in ("*.py", "*.varlink", "*.spv", "*.comp", "*.tflite", "*.toml")
         for path in (folder / layer).rglob(suffix)
     }
+    shipped = {
+        str(path.relative_to(folder))
+        for part in ("systemd", "android", "client/c")
+        for path in (folder / part).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert len(shipped) > 10
+    return read | shipped
 
 
 def test_the_wheel_holds_every_module_and_data_file(tree: Path, wheel: Path) -> None:
