@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # The protocol wants to hear of the time at least every 100 ms. With the CPU alone there is
 # nothing that could change in between.
-TICK_S: Final = 0.05
+TICK_S: Final = 0.1
 TICK_ALONE_S: Final = 1.0
 FIND_LIMIT_S: Final = 5.0
 # What is kept is written this long after the first change.
