@@ -198,7 +198,8 @@ def model_from_json(data: Mapping[str, Any]) -> Model:
                     figures=dict(pair["figures"]),
                     timeline=_steps(pair["timeline"]),
                 )
-                for pair in data["pairs"]
+                # A daemon of before has none.
+                for pair in data.get("pairs", ())
             ),
         )
     except (KeyError, TypeError, ValueError) as error:

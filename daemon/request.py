@@ -19,6 +19,7 @@ from switchgear.ipc.record import (
 
 if TYPE_CHECKING:
     from switchgear.daemon.lane import Lane
+    from switchgear.daemon.protocol.topology import PairKey
     from switchgear.daemon.session import Session
     from switchgear.daemon.switchboard.place import Place
 
@@ -44,6 +45,7 @@ class Request:
         "answered",
         "arrival_ns",
         "attempts",
+        "blame",
         "deadline_ns",
         "dispatch_ns",
         "identity",
@@ -89,6 +91,8 @@ class Request:
         self.precision = 0
         # The pair that has it, where the switchboard chose.
         self.place: Place | None = None
+        # The pair that failed it before, with domain and code.
+        self.blame: tuple[PairKey, str, int] | None = None
         self.temperature_age_ms = NO_READING
         self.answered = False
         # In its lane's queue, so that no worker has it.

@@ -46,7 +46,7 @@ def of_this_machine(program: Path | None, *, for_everybody: bool) -> Program:
     :raises CommandError: it is not there, or the service's user could not read it.
     """
     if program is not None:
-        words = (str(program.absolute()), "serve")
+        words: tuple[str, ...] = (str(program.absolute()), "serve")
         needed = [program.absolute()]
         if not os.access(program, os.X_OK):
             raise CommandError(f"{program} is no program")

@@ -317,6 +317,10 @@ class Switchboard:
         if place is None or lane.worker is None:
             return
 
+        if request.blame is not None:
+            self._blame(request.blame)
+            request.blame = None
+
         if self.on_run is not None:
             self.on_run(place)
 
@@ -330,20 +334,25 @@ class Switchboard:
         self.protocol.frame(place.key, run_ms, now_s, first_use=first, session_limits=limits)
 
     def failed(self, lane: Lane, request: Request, domain: int, code: int) -> None:
-        """A driver gave an error to a run."""
+        """A driver gave an error to a run. It counts once the same request was answered
+        elsewhere: what fails there too is the caller's doing. On the CPU it always is."""
         place = request.place
-        if place is not None:
-            name = DOMAIN_NAMES.get(domain, "")
-            kind: Any = "device_lost" if (name, code) in DEVICE_LOST else "error"
-            self.protocol.failure(place.key, kind, name, code, monotonic())
-            self.tell()
+        if place is not None and not place.is_cpu:
+            request.blame = (place.key, DOMAIN_NAMES.get(domain, ""), code)
 
         log.info("%s failed a request: %s:%d", lane.label, DOMAIN_NAMES.get(domain), code)
 
+    def _blame(self, blame: tuple[PairKey, str, int]) -> None:
+        key, name, code = blame
+        kind: Any = "device_lost" if (name, code) in DEVICE_LOST else "error"
+        self.protocol.failure(key, kind, name, code, monotonic())
+        self.tell()
+
     def died(self, lane: Lane, request: Request, reason: str) -> None:
-        """A worker ended with a run in it."""
+        """A worker ended with a run in it. The CPU's deaths are counted by its lane: there is
+        nothing behind it, so that one alone takes no model away."""
         place = request.place
-        if place is not None:
+        if place is not None and not place.is_cpu:
             kind: Any = "hang" if reason.startswith("hung") else "crash"
             self.protocol.failure(place.key, kind, "signal", 0, monotonic(), reason[:200])
             self.tell()

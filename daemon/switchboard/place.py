@@ -20,7 +20,7 @@ WORKERS_REMEMBERED: Final = 64
 class Place:
     """One pair, for all sessions. `device` is its physical part, `kind` that part's kind."""
 
-    __slots__ = ("_seen", "device", "energy", "estimate", "int4", "key", "kind")
+    __slots__ = ("_seen", "device", "energy", "estimate", "int4", "is_cpu", "key", "kind")
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Place:
         self.estimate = estimate
         self.energy = energy
         self.int4 = key.precision == "int4"
+        self.is_cpu = key.backend == "cpu"
         self._seen: dict[int, None] = {}
 
     def is_first_use(self, worker: int) -> bool:
