@@ -421,12 +421,12 @@ class Service:
         if self._fingerprinting.done():
             self._fingerprinting.result().stop()
 
+        for session in self.sessions.all():
+            session.accepting = False
+
         await self.preparing.stop()
         if self.operation is not None:
             await self.operation.stop()
-
-        for session in self.sessions.all():
-            session.accepting = False
 
         await self._drain(monotonic() + DRAIN_SHARE * limit_s)
         await self._unless_forced(self.jobs.stop(), (deadline - monotonic()) / 3)

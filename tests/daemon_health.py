@@ -68,7 +68,10 @@ class Holdings:
 
     @classmethod
     def of(cls, daemon: DaemonProcess) -> Holdings:
-        status = daemon.call("GetStatus")["parameters"]
+        # The last part of a start, with a process and a socket of its own.
+        while not (status := daemon.call("GetStatus")["parameters"])["devices"]:
+            assert daemon.running
+
         try:
             count = len(descriptors(daemon.pid))
         except PermissionError:

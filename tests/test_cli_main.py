@@ -36,7 +36,8 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
     subparsers = argparse.ArgumentParser(prog="switchgear").add_subparsers()
     for name in COMMANDS:
-        importlib.import_module(f"switchgear.daemon.cli.{name}").add_parser(subparsers)
+        module = name.replace("-", "_")
+        importlib.import_module(f"switchgear.daemon.cli.{module}").add_parser(subparsers)
 
     walk("", subparsers)
     return found
