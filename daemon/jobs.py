@@ -98,7 +98,9 @@ class Job:
     def cancel(self) -> None:
         """Ends it at its next wait; harmless once it has ended."""
         if self._begun and self._task is not None:
-            self._task.cancel()
+            # A second time would cut short what the first one made it do.
+            if not self._task.cancelling():
+                self._task.cancel()
         else:
             # A task that is cancelled before its first step never takes over what is its own.
             self._cancelled = True
