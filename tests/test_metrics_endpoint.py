@@ -157,7 +157,7 @@ def test_who_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
         assert silent.recv(1) == b""
 
 
-def refused(address: Address) -> bool:
+def refused(address: tuple[str, int] | Path) -> bool:
     """Whether there is no room; its end may come before the request was read."""
     try:
         return get(address).status == 503

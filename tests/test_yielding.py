@@ -60,7 +60,7 @@ def test_it_pauses_at_a_request_and_goes_on_after_the_last() -> None:
     async def scene() -> list[str]:
         lanes, process = Lanes(), Process()
         with Yielding(lanes) as yielding:  # type: ignore[arg-type]
-            yielding.started(process)  # type: ignore[arg-type]
+            yielding.started(process)
             assert process.told == []
             lanes.request()
             lanes.request()
@@ -82,7 +82,7 @@ def test_one_that_starts_during_a_request_pauses_at_once() -> None:
         lanes, process = Lanes(), Process()
         lanes.request()
         with Yielding(lanes) as yielding:  # type: ignore[arg-type]
-            yielding.started(process)  # type: ignore[arg-type]
+            yielding.started(process)
             assert process.told == ["pause"]
 
         # Whoever leaves lets it go.
@@ -99,7 +99,7 @@ def test_requests_without_end_hold_it_up_for_so_long_only(
     async def scene() -> list[str]:
         lanes, process = Lanes(), Process()
         with Yielding(lanes) as yielding:  # type: ignore[arg-type]
-            yielding.started(process)  # type: ignore[arg-type]
+            yielding.started(process)
             lanes.request()
             await process.news.wait()
             lanes.request()
