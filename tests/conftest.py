@@ -27,7 +27,7 @@ NOT_CORE = (
     *("worker_death", "dev", "devices", "zones", "profile", "yielding", "gate", "heat"),
     *("vulkan", "opencl", "npu", "known_answer", "preparer", "canary", "device", "golden"),
     *("simulat", "systemd", "android", "c_client", "switchboard_daemon", "overload", "prewarm"),
-    *("top", "trace", "thermal_vm", "driver_caches"),
+    *("top", "trace", "thermal", "driver_caches", "metrics"),
 )
 
 

@@ -11,10 +11,11 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from switchgear.daemon.protocol.answers import ADMITTED
 from switchgear.daemon.protocol.machine import Protocol
 from switchgear.daemon.protocol.topology import PairKey, SessionLimits, Target
 from switchgear.daemon.routing.candidate import Candidate, Context
-from switchgear.daemon.routing.choice import choose
+from switchgear.daemon.routing.choice import Inputs, choose
 from switchgear.daemon.routing.estimates import EnergyEstimate, ServiceEstimate
 from switchgear.daemon.routing.policies import policy_of
 from switchgear.daemon.routing.ring import DecisionRing
@@ -191,6 +192,15 @@ class Switchboard:
         backend may have it."""
         now_s = request.arrival_ns / 1e9
         protocol = self.protocol
+        sole = seat.sole
+        if sole is not None and protocol.admit(seat.rows[0].place.key, now_s) is ADMITTED:
+            # Nothing to choose, and nothing that the protocol would learn from its frames.
+            tail, verdict = sole
+            number = session.identity << 32 | request.identity & 0xFFFFFFFF
+            self.ring.add(number, _new_inputs(Inputs, (now_s, *tail)), verdict)
+            request.reason = verdict[1]
+            return seat.rows[0]
+
         policy = seat.policy
         rows: list[Row] = []
         candidates: list[Candidate] = []
@@ -419,3 +429,5 @@ class Switchboard:
 
 # A request without a deadline has one this far away; see `request.NO_DEADLINE`.
 _FAR_NS: Final = 2**62
+
+_new_inputs = tuple.__new__

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.routing.candidate import Candidate, Context
+from switchgear.daemon.routing.choice import REQUESTED, Inputs, Verdict, decide
 from switchgear.daemon.routing.estimates import EnergyEstimate, LaneLoad, ServiceEstimate
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ class Row:
 class Seat:
     """A session as the switchboard sees it: its rows, its policy, and its own limits."""
 
-    __slots__ = ("context", "limits", "policy", "rows", "wants_int4")
+    __slots__ = ("context", "limits", "policy", "rows", "sole", "wants_int4")
 
     def __init__(
         self,
@@ -98,3 +100,11 @@ class Seat:
         self.context = context
         self.limits = limits
         self.wants_int4 = wants_int4
+        # Where the CPU is the only place: what the ring records of each request but its time,
+        # and the verdict.
+        self.sole: tuple[tuple[Any, ...], Verdict] | None = None
+        if len(rows) == 1 and rows[0].place.is_cpu and limits is None:
+            flags = REQUESTED if context.requested else 0
+            row = rows[0].candidate.row(0.0)
+            tail = (policy.number, 0.0, "", -inf, context.pinned, flags, inf, (row,))
+            self.sole = tail, decide(Inputs(0.0, *tail), policy)
