@@ -10,9 +10,7 @@ store and made before anything else.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import math
 import statistics
 import sys
@@ -25,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from switchgear.backends.cache_store import MAX_BLOB_BYTES, CacheStore
+from switchgear.backends.canary_command import run_command
 from switchgear.backends.canary_numbers import ROWS, TOLERANCE, Array, numbers, relative_error
 from switchgear.backends.vulkan_compute.api import API_1_1, Instance, PhysicalDevice, Vulkan
 from switchgear.backends.vulkan_compute.compute import Buffer, Device, Dispatch
@@ -34,7 +33,6 @@ from switchgear.backends.vulkan_compute.pipeline import (
     pipeline_cache_data,
 )
 from switchgear.ipc.errors import DriverError, NoBackend, NoSpace
-from switchgear.ipc.process import die_with_parent, set_not_dumpable
 
 # Per kernel: the buffers that it takes, the one it writes last, and its groups.
 KERNELS: Final[dict[str, tuple[tuple[str, ...], tuple[int, int, int]]]] = {
@@ -281,38 +279,24 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _in_words(result: CanaryResult) -> str:
+    lines = [
+        f"{each.name}: first {each.first_us} us, then {each.warm_us} us, error {each.error}"
+        for each in result.kernels
+    ]
+    state = "right" if result.ok else "WRONG"
+    lines.append(f"{result.device['name']}: {state}; cache: {result.cache_state}")
+    return "\n".join(lines)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="switchgear-canary", description="Checks a Vulkan device by four small kernels."
+    return run_command(
+        "switchgear-canary",
+        "Checks a Vulkan device by four small kernels.",
+        "its place in the loader's list",
+        run_canary,
+        _in_words,
     )
-    parser.add_argument("--cache", type=Path, help="the cache folder; none keeps nothing")
-    parser.add_argument("--device", type=int, default=0, help="its place in the loader's list")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--parent", type=int, help="a process to end with")
-    arguments = parser.parse_args()
-    if arguments.parent:
-        die_with_parent(arguments.parent)
-        set_not_dumpable()
-
-    try:
-        result = run_canary(arguments.cache, arguments.device)
-    except (DriverError, NoBackend) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-
-    if arguments.json:
-        text = json.dumps(result.to_json())
-    else:
-        lines = [
-            f"{each.name}: first {each.first_us} us, then {each.warm_us} us, error {each.error}"
-            for each in result.kernels
-        ]
-        state = "right" if result.ok else "WRONG"
-        lines.append(f"{result.device['name']}: {state}; cache: {result.cache_state}")
-        text = "\n".join(lines)
-
-    sys.stdout.write(text + "\n")
-    return 0 if result.ok else 1
 
 
 if __name__ == "__main__":

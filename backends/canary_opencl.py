@@ -8,10 +8,8 @@ checksum: a truncated binary aborts some drivers.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib
-import json
 import math
 import statistics
 import sys
@@ -24,9 +22,9 @@ import numpy as np
 
 from switchgear.backends.cache_store import CacheStore, Lookup
 from switchgear.backends.canary import KernelResult
+from switchgear.backends.canary_command import run_command
 from switchgear.backends.canary_numbers import ROWS, TOLERANCE, WIDTH, numbers, relative_error
 from switchgear.ipc.errors import DriverError, NoBackend, NoSpace
-from switchgear.ipc.process import die_with_parent, set_not_dumpable
 
 SOURCE: Final = """
 kernel void dot_rows(global const float *q, global const float *k, global float *scores)
@@ -226,34 +224,19 @@ def _driver_error(cl: Any, error: Any) -> DriverError:
     return DriverError("opencl", code, f"CL_{name}", str(error).splitlines()[0])
 
 
+def _in_words(result: OpenclCanaryResult) -> str:
+    state = "right" if result.ok else "WRONG"
+    return f"{result.device['name']}: {state}; built in {result.build_us} us"
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="switchgear-canary-opencl",
-        description="Checks an OpenCL device by four small kernels.",
+    return run_command(
+        "switchgear-canary-opencl",
+        "Checks an OpenCL device by four small kernels.",
+        "its place among all platforms'",
+        run_canary,
+        _in_words,
     )
-    parser.add_argument("--cache", type=Path, help="the cache folder; none keeps nothing")
-    parser.add_argument("--device", type=int, default=0, help="its place among all platforms'")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--parent", type=int, help="a process to end with")
-    arguments = parser.parse_args()
-    if arguments.parent:
-        die_with_parent(arguments.parent)
-        set_not_dumpable()
-
-    try:
-        result = run_canary(arguments.cache, arguments.device)
-    except (DriverError, NoBackend) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-
-    if arguments.json:
-        text = json.dumps(result.to_json())
-    else:
-        state = "right" if result.ok else "WRONG"
-        text = f"{result.device['name']}: {state}; built in {result.build_us} us"
-
-    sys.stdout.write(text + "\n")
-    return 0 if result.ok else 1
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ class Preparing:
                 await self._task
 
         await asyncio.to_thread(self.verdicts.flush)
-        for item in [*self._queue, *([self._present] if self._present else [])]:
+        for item in self._all():
             item.ended.set()
 
     @property

@@ -192,11 +192,11 @@ class Switchboard:
         backend may have it."""
         now_s = request.arrival_ns / 1e9
         protocol = self.protocol
+        number = session.identity << 32 | request.identity & 0xFFFFFFFF
         sole = seat.sole
         if sole is not None and protocol.admit(seat.rows[0].place.key, now_s) is ADMITTED:
             # Nothing to choose, and nothing that the protocol would learn from its frames.
             tail, verdict = sole
-            number = session.identity << 32 | request.identity & 0xFFFFFFFF
             self.ring.add(number, _new_inputs(Inputs, (now_s, *tail)), verdict)
             request.reason = verdict[1]
             return seat.rows[0]
@@ -238,7 +238,6 @@ class Switchboard:
 
         context.case_headroom_c = self.case_headroom_c
         context.explore = all(row.target.lane.is_idle for row in rows)
-        number = session.identity << 32 | request.identity & 0xFFFFFFFF
         verdict = choose(candidates, policy, context, now_s, self.ring, number)
         if verdict.chosen < 0:
             return None
