@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from math import inf
 from pathlib import Path
+from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,9 @@ from switchgear.daemon.protocol.reading import NO_SENSOR, Reading
 from switchgear.daemon.switchboard.case import CASE, LOST_MS, Case
 from switchgear.daemon.switchboard.operation import Operation
 from switchgear.fingerprints.zones_model import TripPoint, Zone
+
+
+LIMIT_MS = 50
 
 
 def skin(name: str, *passive_mc: int) -> Zone:
@@ -78,8 +82,13 @@ def chosen_with(operation: Operation) -> Any:
         seat=None,
     )
     board.add_model(model)  # type: ignore[arg-type]
+    arrival_ns = monotonic_ns()
     request: Any = SimpleNamespace(
-        arrival_ns=10**9, deadline_ns=2**63, identity=1, priority=2, place=None
+        arrival_ns=arrival_ns,
+        deadline_ns=arrival_ns + LIMIT_MS * 1_000_000,
+        identity=1,
+        priority=2,
+        place=None,
     )
     row = board.choose(session, board.seat(session), request)
     assert row is not None
@@ -106,7 +115,12 @@ def test_a_choice_knows_the_cases_headroom(tmp_path: Path, trip_mc: int | None) 
                 return
 
             await heard(operation, CASE)
-            assert chosen_with(operation).case_headroom_c == pytest.approx(3.0)
+            chosen = chosen_with(operation)
+            assert chosen.case_headroom_c == pytest.approx(3.0)
+            # With the CPU alone, too, the record is of this moment and this request.
+            assert chosen.limit_ms == LIMIT_MS
+            (row,) = chosen.rows
+            assert 0 <= row.unseen_s < 18
             (zone / "temp").write_text("48000\n")
             while board.case_headroom_c > -3.0:  # noqa: ASYNC110  # no event
                 await asyncio.sleep(0.02)

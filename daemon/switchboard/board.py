@@ -196,10 +196,18 @@ class Switchboard:
         sole = seat.sole
         if sole is not None and protocol.admit(seat.rows[0].place.key, now_s) is ADMITTED:
             # Nothing to choose, and nothing that the protocol would learn from its frames.
-            tail, verdict = sole
-            self.ring.add(number, _new_inputs(Inputs, (now_s, *tail)), verdict)
+            common, verdict = sole
+            row = seat.rows[0]
+            row.candidate.headroom_c = self._headroom_c.get(row.place.device, inf)
+            known = (row.candidate.row(now_s),)
+            inputs = (
+                *(now_s, seat.policy.number, _limit_ms(request)),
+                *common,
+                *(self.case_headroom_c, known),
+            )
+            self.ring.add(number, _new_inputs(Inputs, inputs), verdict)
             request.reason = verdict[1]
-            return seat.rows[0]
+            return row
 
         policy = seat.policy
         rows: list[Row] = []
@@ -231,11 +239,7 @@ class Switchboard:
             candidates.append(candidate)
 
         context = seat.context
-        if request.deadline_ns < _FAR_NS:
-            context.limit_ms = (request.deadline_ns - request.arrival_ns) / 1e6
-        else:
-            context.limit_ms = 0.0
-
+        context.limit_ms = _limit_ms(request)
         context.case_headroom_c = self.case_headroom_c
         context.explore = all(row.target.lane.is_idle for row in rows)
         verdict = choose(candidates, policy, context, now_s, self.ring, number)
@@ -428,5 +432,14 @@ class Switchboard:
 
 # A request without a deadline has one this far away; see `request.NO_DEADLINE`.
 _FAR_NS: Final = 2**62
+
+
+def _limit_ms(request: Request) -> float:
+    """From its arrival to its deadline; 0 without one."""
+    if request.deadline_ns >= _FAR_NS:
+        return 0.0
+
+    return (request.deadline_ns - request.arrival_ns) / 1e6
+
 
 _new_inputs = tuple.__new__

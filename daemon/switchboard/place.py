@@ -100,11 +100,12 @@ class Seat:
         self.context = context
         self.limits = limits
         self.wants_int4 = wants_int4
-        # Where the CPU is the only place: what the ring records of each request but its time,
-        # and the verdict.
+        # Where the CPU is the only place: what all choices have in common (their inputs
+        # from the home to the flags), and the verdict.
         self.sole: tuple[tuple[Any, ...], Verdict] | None = None
         if len(rows) == 1 and rows[0].place.is_cpu and limits is None:
             flags = REQUESTED if context.requested else 0
+            common = ("", -inf, context.pinned, flags)
             row = rows[0].candidate.row(0.0)
-            tail = (policy.number, 0.0, "", -inf, context.pinned, flags, inf, (row,))
-            self.sole = tail, decide(Inputs(0.0, *tail), policy)
+            inputs = Inputs(0.0, policy.number, 0.0, *common, inf, (row,))
+            self.sole = common, decide(inputs, policy)
