@@ -278,6 +278,7 @@ class Interface:
         where = self._backends(parameters)
         slow_ms = parameters.optional_real("slow_ms", 0.0, MAX_LIMIT_MS)
         recover_ms = parameters.optional_real("recover_ms", 0.0, MAX_LIMIT_MS)
+        events = parameters.boolean("events")
         shapes = parameters.shapes("input_shapes")
         capacity = parameters.optional_integer(
             "output_capacity_bytes", None, 1, MAX_OUTPUT_BYTES
@@ -290,11 +291,14 @@ class Interface:
             **where,
             slow_ms=slow_ms,
             recover_ms=recover_ms,
+            events=events,
         )
         opened = await service.sessions.open(call.peer, model, options, shapes, capacity)
         session = opened.session
         try:
             client_end = attach_socket(session, call.connection.socket)
+            if events:
+                service.session_events.subscribe(session)
         except BaseException:
             session.end()
             raise

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Options:
     """What the client chose at OpenSession. `precision` is the lowest one it wants, empty for
     any that was checked; INT4 is used by itself only where an NPU refuses the model. `policy`
-    is empty for the daemon's own, the limits are 0 for the model's own."""
+    is empty for the daemon's own, the limits are 0 for the model's own. `events`: it wants
+    EVENT records."""
 
     slots: int
     on_busy: str
@@ -20,3 +21,4 @@ class Options:
     policy: str = ""
     slow_ms: float = 0.0
     recover_ms: float = 0.0
+    events: bool = False

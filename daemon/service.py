@@ -29,6 +29,7 @@ from switchgear.daemon.pool import Pool
 from switchgear.daemon.preparing import Preparing
 from switchgear.daemon.resident import Residents
 from switchgear.daemon.router import Router, own_lane_of
+from switchgear.daemon.session_events import SessionEvents
 from switchgear.daemon.sessions import Sessions
 from switchgear.daemon.telemetry.metrics import Metrics
 from switchgear.daemon.validation import Validation
@@ -127,7 +128,8 @@ class Service:
         self._proof_failed = False
         self.operation: Operation | None = None
         self.events = Events()
-        self.events.listeners.append(self.metrics.switchboard.heard)
+        self.session_events = SessionEvents(self.router)
+        self.events.listeners += [self.metrics.switchboard.heard, self.session_events.heard]
         self._announcer = Announcer(Notifier.from_environment(os.environ), self.condition)
         self._reloads = asyncio.Lock()
         self._state_dir = state_dir
@@ -357,9 +359,12 @@ class Service:
             if facts.state == "present":
                 identities[name] = facts.identity
 
+        self.operation.on_reading = self.session_events.measured
         self.router.board = await self.operation.start(identities)
         for session in self.sessions.all():
             self.router.refresh(session)
+
+        self.session_events.changed()
 
     def _model_is_loaded(self, model: Model) -> None:
         if self.router.board is not None:
@@ -380,6 +385,7 @@ class Service:
             self.router.board.add_pair(model, pair)
 
         self.router.pair_changed(model, pair, self.sessions.all())
+        self.session_events.changed(model.digest)
 
     def request_reload(self) -> None:
         """Reads the configuration again, and applies what can change without a restart."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from switchgear.daemon.lane import Lane
     from switchgear.daemon.models import Model
     from switchgear.daemon.router import Target
+    from switchgear.daemon.session_events import Listener
     from switchgear.daemon.switchboard.place import Seat
     from switchgear.daemon.telemetry.requests import Meter
     from switchgear.daemon.varlink_server import Peer
@@ -106,6 +107,8 @@ class Session:
         self.routes: dict[int, tuple[Lane, int, int]] = {}
         # What the switchboard knows of it.
         self.seat: Seat | None = None
+        # Where the client asked for events.
+        self.listener: Listener | None = None
         self.accepting = True
         self.deliver: Callable[[bytes | bytearray], None] = self._send
         # Counts what is answered; None where nobody wants to know.
@@ -126,6 +129,11 @@ class Session:
         self._sock: socket.socket | None = None
         self._pidfd = -1
         self.ended = False
+
+    @property
+    def data_socket(self) -> socket.socket | None:
+        """The data socket, None before `attach`; it stays the session's."""
+        return self._sock
 
     @property
     def in_flight(self) -> int:
@@ -491,6 +499,9 @@ class Session:
             else:
                 self._outputs[request.output_slot] = Slot.POISONED
                 self._answer(request, b"")
+
+        if self.listener is not None:
+            self.listener.close()
 
         if self._sock is not None:
             unwatch(self._loop, self._sock.fileno())

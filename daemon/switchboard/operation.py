@@ -62,6 +62,8 @@ class Operation:
         self._write: asyncio.TimerHandle | None = None
         self._probes: set[asyncio.Task[None]] = set()
         self.board: Switchboard | None = None
+        # Hears each reading of a device.
+        self.on_reading: Callable[[str, Reading], None] = lambda *_: None
         thermal = configuration.thermal
         self.watch = ThermalWatch(
             thermal.sysfs_root,
@@ -168,6 +170,7 @@ class Operation:
             self.board.case_headroom_c = self._case.headroom_c(reading)
         else:
             self.board.heard(device, reading, now_s)
+            self.on_reading(device, reading)
 
     def _resumed(self, now_s: float) -> None:
         if self.board is not None:
