@@ -1,6 +1,7 @@
 """What an app imports: `connect()`, sessions and results. Standard library only; tensors are
 numpy arrays where numpy can be imported. `switchgear.client.aio` is the same for asyncio."""
 
+from switchgear.client.events import SessionEvent
 from switchgear.client.models import Info, LoadStep, Model, Pair, Progress, Status, Tensor
 from switchgear.client.paths import default_socket
 from switchgear.client.result import Result
@@ -19,6 +20,7 @@ __all__ = [
     "Request",
     "Result",
     "Session",
+    "SessionEvent",
     "Slot",
     "Status",
     "SwitchgearError",

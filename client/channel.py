@@ -12,6 +12,7 @@ from typing import Final
 
 from switchgear.client import forks
 from switchgear.client.core import SessionCore
+from switchgear.client.events import SessionEvent
 from switchgear.client.request import Pending, RequestOptions
 from switchgear.client.result import Result
 from switchgear.ipc.errors import ProtocolError, TimedOut
@@ -158,15 +159,22 @@ class Channel:
 
     def _wait(self, request: Pending, until: float | None) -> None:
         while request.fields is None and request.error is None:
-            if not self._receiving:
-                self._receive(until)
-                continue
+            self._await_packet(until)
 
-            self._waiting += 1
-            try:
-                self._changed.wait(None if until is None else _left_s(until))
-            finally:
-                self._waiting -= 1
+    def _await_packet(self, until: float | None) -> None:
+        """Receives one packet, or waits until the thread that receives has one.
+
+        :raises TimedOut: none came.
+        """
+        if not self._receiving:
+            self._receive(until)
+            return
+
+        self._waiting += 1
+        try:
+            self._changed.wait(None if until is None else _left_s(until))
+        finally:
+            self._waiting -= 1
 
     def poll(self) -> None:
         """Handles the replies that are there already; does not block."""
@@ -182,6 +190,27 @@ class Channel:
                 self._handle(data)
 
             self._notify()
+
+    def next_event(self, timeout_s: float | None) -> SessionEvent | None:
+        """The next event; None when none has come within `timeout_s`.
+
+        :raises ConnectionLost: the session is over.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        if until is not None:
+            self.poll()
+
+        with self._lock:
+            while (event := self.core.events.take()) is None:
+                if self.core.lost is not None:
+                    raise self.core.loss()
+
+                try:
+                    self._await_packet(until)
+                except TimedOut:
+                    return None
+
+            return event
 
     def close(self) -> None:
         """Ends the session; requests in flight end with ConnectionLost. May be repeated."""

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
+from switchgear.client.events import Inbox
 from switchgear.client.failures import error_of_code, error_of_reply, fresh
 from switchgear.client.opened import Opened, bytes_of, check_opened, slice_of
 from switchgear.client.request import Pending, RequestOptions
@@ -56,6 +57,7 @@ _INFER_KIND: Final = int(Kind.INFER)
 _CANCEL_KIND: Final = int(Kind.CANCEL)
 _REPLY_KIND: Final = int(Kind.REPLY)
 _GOAWAY_KIND: Final = int(Kind.GOAWAY)
+_EVENT_KIND: Final = int(Kind.EVENT)
 _RESET: Final = int(Flag.RESET)
 
 Targets = Mapping[str, Target]
@@ -81,6 +83,7 @@ class SessionCore:
         self.lost: SwitchgearError | None = None
         # The next frame starts from a fresh state.
         self.reset_due = False
+        self.events = Inbox()
         # A frame was sent: there is a state to lose.
         self.used = False
         self._goaway: SwitchgearError | None = None
@@ -301,6 +304,8 @@ class SessionCore:
             if fields[0] == _GOAWAY_KIND:
                 self._goaway = error_of_code(fields[9])
                 self._leave()
+            elif fields[0] == _EVENT_KIND:
+                self.events.put(data)
 
             return
 

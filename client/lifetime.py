@@ -9,7 +9,7 @@ from switchgear.client.core import SessionCore
 from switchgear.client.models import Tensor
 from switchgear.client.options import SessionOptions
 from switchgear.client.tensors import Value, View, write_all
-from switchgear.ipc.errors import BadInput, ConnectionLost, SlotBusy, StateLost
+from switchgear.ipc.errors import BadInput, BadRequest, ConnectionLost, SlotBusy, StateLost
 
 
 class SessionBase:
@@ -61,6 +61,11 @@ class SessionBase:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    def _require_events(self) -> None:
+        """:raises BadRequest: the session was opened without them."""
+        if not self._options.events:
+            raise BadRequest("the session was not opened with events=True")
 
     def reset(self) -> None:
         """The next frame starts from a fresh state. Sends nothing, so it never blocks."""

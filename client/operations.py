@@ -289,6 +289,7 @@ class Operations:
                 sock.close()
                 raise
 
+        core.events.wanted = options.events
         return core, sock
 
     def _prepare(self, options: SessionOptions, error: NotPrepared) -> Steps[None]:

@@ -25,6 +25,7 @@ class SessionOptions:
     policy: str | None = None
     slow_ms: float | None = None
     recover_ms: float | None = None
+    events: bool = False
 
     def shapes(self) -> dict[str, list[int]] | None:
         if self.input_shapes is None:
@@ -49,6 +50,7 @@ class SessionOptions:
             "on_busy": self.on_busy,
             "priority": self.priority,
             "strict": self.strict,
+            **({"events": True} if self.events else {}),
             **({} if self.precision == "auto" else {"precision": self.precision}),
             **{name: value for name, value in optional.items() if value is not None},
         }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from switchgear.client.channel import Channel
 from switchgear.client.core import SessionCore
+from switchgear.client.events import SessionEvent
 from switchgear.client.lifetime import SessionBase, SlotBase, merged, take_slot
 from switchgear.client.options import SessionOptions
 from switchgear.client.request import PLAIN, Pending, request_options
@@ -284,6 +285,34 @@ class Session(SessionBase):
         """
         channel = self._live(reset=False)
         return Slot(channel, take_slot(channel, None))
+
+    def events(self, timeout_s: float | None = None) -> Iterator[SessionEvent]:
+        """What the daemon tells of the places where the session may run, each place's newest.
+
+        Blocks until the next one; ends when none has come for `timeout_s` (0: with those that
+        are there), or when the session is closed here. Frames may run meanwhile, in this thread
+        or in others. It does not open a lost session again: a frame does.
+
+        :raises BadRequest: the session was not opened with `events=True`.
+        :raises ConnectionLost: in the iteration: the daemon ended the session, or went away.
+        """
+        self._require_events()
+        return self._events(timeout_s)
+
+    def _events(self, timeout_s: float | None) -> Iterator[SessionEvent]:
+        while True:
+            try:
+                event = self._channel.next_event(timeout_s)
+            except ConnectionLost:
+                if self._closed:
+                    return
+
+                raise
+
+            if event is None:
+                return
+
+            yield event
 
     def close(self) -> None:
         """Ends the session; requests in flight raise ConnectionLost. May be repeated."""

@@ -200,6 +200,7 @@ class Client:
         policy: str | None = None,
         slow_ms: float | None = None,
         recover_ms: float | None = None,
+        events: bool = False,
     ) -> Session:
         """Opens a session, in which at most `slots` requests are in flight.
 
@@ -212,7 +213,8 @@ class Client:
         first, which takes a while.
         `output_capacity_bytes`: room for each output of unknown size. `policy`:
         max_performance, prefer_gpu, prefer_npu, prefer_cpu, max_efficiency or min_power.
-        `slow_ms`, `recover_ms`: this session's own limits of a frame.
+        `slow_ms`, `recover_ms`: this session's own limits of a frame. `events`: the daemon
+        tells how the places where it may run stand: `Session.events`.
 
         :raises BadShape: the model fixes a dimension that `input_shapes` changes.
         :raises UnknownModel: no such model is loaded.
@@ -230,6 +232,7 @@ class Client:
             policy,
             slow_ms,
             recover_ms,
+            events,
         )
         operations = self._operations
         core, sock = self._run(operations.open_session(options))

@@ -182,6 +182,7 @@ class Client:
         policy: str | None = None,
         slow_ms: float | None = None,
         recover_ms: float | None = None,
+        events: bool = False,
     ) -> Session:
         """Opens a session; parameters and errors as with the blocking client."""
         options = SessionOptions(
@@ -197,6 +198,7 @@ class Client:
             policy,
             slow_ms,
             recover_ms,
+            events,
         )
         operations = self._operations
         core, sock = await self._run(operations.open_session(options))

@@ -12,6 +12,7 @@ from typing import Self
 from switchgear.client import forks
 from switchgear.client.channel import RECEIVE_BYTES, take_in
 from switchgear.client.core import SessionCore
+from switchgear.client.events import SessionEvent
 from switchgear.client.lifetime import SessionBase, SlotBase, merged, take_slot
 from switchgear.client.options import SessionOptions
 from switchgear.client.request import Pending, RequestOptions, request_options
@@ -31,6 +32,8 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._readable)
+        self._news = asyncio.Event()
+        core.events.on_news = self._news.set
         forks.watch(self)
 
     def send(self, request: Pending, slot: int, options: RequestOptions, holds: bool) -> None:
@@ -59,6 +62,25 @@ class Channel:
         """Handles the replies that are there already."""
         while self.core.lost is None and self._readable():
             pass
+
+    async def next_event(self, timeout_s: float | None) -> SessionEvent | None:
+        """The next event; None when none has come within `timeout_s`.
+
+        :raises ConnectionLost: the session is over.
+        """
+        self.poll()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (event := self.core.events.take()) is None:
+                    if self.core.lost is not None:
+                        raise self.core.loss()
+
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return None
+
+        return event
 
     def give_back(self, slot: int) -> None:
         self.core.give_back(slot)
@@ -105,6 +127,8 @@ class Channel:
         self._close_socket()
 
     def _close_socket(self) -> None:
+        # Who waits for an event learns of the end.
+        self._news.set()
         number = self._sock.fileno()
         if number >= 0:
             if not self._loop.is_closed():
@@ -210,6 +234,32 @@ class Slot(SlotBase[Channel]):
         self.close()
 
 
+class Events:
+    """A session's events for `async for`; see `Session.events`. Several may be at it: each
+    event goes to one of them."""
+
+    def __init__(self, session: Session, timeout_s: float | None) -> None:
+        self._session = session
+        self._timeout_s = timeout_s
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionEvent:
+        try:
+            event = await self._session._channel.next_event(self._timeout_s)
+        except ConnectionLost:
+            if self._session.closed:
+                raise StopAsyncIteration from None
+
+            raise
+
+        if event is None:
+            raise StopAsyncIteration
+
+        return event
+
+
 class Session(SessionBase):
     """An open session of one event loop; see `switchgear.client.Session`."""
 
@@ -270,6 +320,15 @@ class Session(SessionBase):
         """
         channel = await self._live(reset=False)
         return Slot(channel, take_slot(channel, None))
+
+    def events(self, timeout_s: float | None = None) -> Events:
+        """What the daemon tells of the places where the session may run, for `async for`; as
+        with the blocking client. Frames may run meanwhile.
+
+        :raises BadRequest: the session was not opened with `events=True`.
+        """
+        self._require_events()
+        return Events(self, timeout_s)
 
     async def close(self) -> None:
         """Ends the session; requests in flight raise ConnectionLost. May be repeated."""

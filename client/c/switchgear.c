@@ -36,7 +36,11 @@
 #define RECORD_VERSION 1
 #define NO_SLOT 65535
 #define NO_READING 4294967295u
+#define NO_HEADROOM INT32_MIN
+#define WHOLE_SHARE 1000
 #define MAX_OUTPUT_SLOTS 256
+/* Records taken in one go: a peer that sends without end is not waited for. */
+#define MAX_TAKEN 256
 enum { INFER = 1, REPLY = 2, CANCEL = 3, EVENT = 4, GOAWAY = 6 };
 enum { RESET = 1, LATE = 2 };
 enum { DOMAIN_OK = 0, DOMAIN_SWITCHGEAR = 1 };
@@ -71,6 +75,8 @@ static const char *const domain_names[] = {"ok", "switchgear", "errno", "signal"
     "vulkan", "opencl", "nnapi", "delegate", "litert"};
 static const char *const backend_names[] = {"", "cpu", "vulkan", "opencl", "npu", "other"};
 static const char *const precision_names[] = {"none", "fp32", "fp16", "int8", "int4"};
+static const char *const event_names[] = {"none", "normal", "shedding", "tripped", "degraded",
+    "recovering", "headroom"};
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 #define NAME_OF(array, index) ((size_t)(index) < COUNT(array) ? array[index] : "unknown")
@@ -1153,6 +1159,9 @@ struct sg_session {
     bool lost;
     sg_error loss;            /* why, once it is lost */
     int goaway;               /* what the daemon announced, 0 for nothing */
+    sg_on_event on_event;     /* NULL: none were asked for */
+    void *event_context;
+    uint64_t event_count;
 };
 
 const char *sg_dtype_name(sg_dtype dtype)
@@ -1468,6 +1477,11 @@ static void add_options(writer *out, const sg_session_options *options)
         add_number(out, options->output_capacity_bytes);
     }
 
+    if (options->on_event != NULL) {
+        add_key(out, &first, "events");
+        add_text(out, "true");
+    }
+
     add_text(out, "}");
 }
 
@@ -1487,6 +1501,8 @@ sg_session *sg_open_session(sg_client *client, const sg_session_options *options
 
     session->fd = -1;
     session->next_id = 1;
+    session->on_event = options->on_event;
+    session->event_context = options->event_context;
     add_options(&out, options);
     status = transact(client, "OpenSession", &out, -1, deadline_of(timeout_ms), &doc, &reply,
                       error);
@@ -1631,6 +1647,37 @@ static void accept_reply(sg_session *session, const uint8_t *record)
         session->epoch = (uint32_t)get(record + 4, 4);
 }
 
+/* An event: to who asked for them. */
+static void pass_event(sg_session *session, const uint8_t *record)
+{
+    uint32_t age = (uint32_t)get(record + 72, 4);
+    int32_t headroom = (int32_t)(uint32_t)get(record + 80, 4);
+    sg_event event = {
+        .kind = NAME_OF(event_names, get(record + 64, 2)),
+        .backend = NAME_OF(backend_names, record[58]),
+        .precision = NAME_OF(precision_names, record[59]),
+        .state = NAME_OF(event_names, record[68]),
+        .device_state = NAME_OF(event_names, record[69]),
+        .share = (double)get(record + 70, 2) / WHOLE_SHARE,
+        .has_temperature = age != NO_READING && headroom != NO_HEADROOM,
+        .retry_after_ms = (int64_t)get(record + 76, 4),
+        .number = get(record + 8, 8),
+        .epoch = (uint32_t)get(record + 4, 4),
+        .at_ns = get(record + 32, 8),
+    };
+
+    if (session->on_event == NULL)
+        return;
+
+    if (event.has_temperature) {
+        event.headroom_mc = headroom;
+        event.temperature_age_ms = (int64_t)age;
+    }
+
+    session->event_count++;
+    session->on_event(session->event_context, &event);
+}
+
 /* One receive: 1 something came, 0 the time is over.  A session that is lost tells so by itself. */
 static int receive_record(sg_session *session, int64_t deadline)
 {
@@ -1656,10 +1703,20 @@ static int receive_record(sg_session *session, int64_t deadline)
         accept_reply(session, record);
     else if (record[0] == GOAWAY)
         session->goaway = (int)(int32_t)get(record + 60, 4);
-    else if (record[0] != EVENT)
+    else if (record[0] == EVENT)
+        pass_event(session, record);
+    else
         lose(session, SG_PROTOCOL_ERROR, "a record of an unknown type");
 
     return 1;
+}
+
+/* Takes what is there, without waiting. */
+static void receive_some_records(sg_session *session)
+{
+    for (int i = 0; i < MAX_TAKEN && !session->lost; i++)
+        if (receive_record(session, deadline_of(0)) == 0)
+            return;
 }
 
 static int send_record(sg_session *session, const uint8_t *record, sg_error *error)
@@ -1899,12 +1956,35 @@ int sg_wait_any(sg_session *session, int timeout_ms, int *number, sg_result *res
             }
         }
 
-        if (in_flight == 0)
+        if (in_flight == 0) {
+            /* Who was woken by an event is not to be woken by it again. */
+            receive_some_records(session);
+            if (session->lost)
+                return say_lost(session, error);
+
             return fail(error, SG_BAD_SLOT, "no request is in flight");
+        }
 
         if (receive_record(session, deadline) == 0)
             return fail(error, SG_TIMED_OUT, "no request has an answer yet");
     }
+}
+
+int sg_take_events(sg_session *session, int timeout_ms, sg_error *error)
+{
+    int64_t deadline = deadline_of(timeout_ms);
+    uint64_t before = session->event_count;
+
+    receive_some_records(session);
+    while (!session->lost && session->event_count == before)
+        if (receive_record(session, deadline) == 0)
+            return 0;
+
+    /* Those that came before the end are told first. */
+    if (session->event_count == before)
+        return say_lost(session, error);
+
+    return (int)(session->event_count - before);
 }
 
 int sg_run(sg_session *session, int number, const sg_request *request, sg_result *result,

@@ -107,6 +107,29 @@ typedef struct sg_shape {
     uint32_t shape[SG_MAX_RANK];
 } sg_shape;
 
+/* How a place where the session may run stands now (docs/protocol.md). */
+typedef struct sg_event {
+    const char *kind;         /* "normal", "shedding", "tripped", "degraded", "recovering" when its
+                               * state is another; "headroom" when only that crossed a step */
+    const char *backend;      /* as in sg_result */
+    const char *precision;
+    const char *state;        /* of the place; words as in kind */
+    const char *device_state;
+    double share;             /* the part of the frames that it may be given, 0 to 1 */
+    bool has_temperature;     /* of the two below */
+    int32_t headroom_mc;      /* millidegrees C below the device's trip; negative above it */
+    int64_t temperature_age_ms;
+    int64_t retry_after_ms;   /* how long a shut place stays so at least; 0: not said */
+    uint64_t number;          /* counts changes; a gap is changes that this one replaced */
+    uint32_t epoch;
+    uint64_t at_ns;           /* CLOCK_MONOTONIC */
+} sg_event;
+
+/* Called from within functions that receive (sg_wait, sg_wait_any, sg_run, sg_take_events, and a
+ * sg_submit or sg_cancel that finds the daemon gone).  It must not call functions of this
+ * session; what it is given is valid until it returns. */
+typedef void (*sg_on_event)(void *context, const sg_event *event);
+
 /* All zero is a good choice but for `model`. */
 typedef struct sg_session_options {
     const char *model;        /* a name, a hash, or the first 8 or more digits of one */
@@ -119,6 +142,8 @@ typedef struct sg_session_options {
     const sg_shape *shapes;   /* for inputs with free dimensions */
     size_t shape_count;
     int64_t output_capacity_bytes; /* room for outputs of unknown size; 0: the daemon's choice */
+    sg_on_event on_event;     /* hears of the places where the session may run; NULL: no events */
+    void *event_context;      /* handed to it */
 } sg_session_options;
 
 /* All zero is a good choice; so is NULL. */
@@ -194,6 +219,11 @@ int sg_run(sg_session *session, int slot, const sg_request *request, sg_result *
 
 /* Asks for an end; sg_wait() then tells SG_CANCELLED, or the result that came first. */
 int sg_cancel(sg_session *session, int slot, sg_error *error);
+
+/* Hands what has come to on_event, and waits for more, at most timeout_ms, where nothing had.
+ * Returns the number of events, 0 when the time is over; -1 when the session is.  Answers that
+ * come meanwhile are kept for sg_wait(). */
+int sg_take_events(sg_session *session, int timeout_ms, sg_error *error);
 
 /* For poll(): readable when sg_wait_any(session, 0, ...) has something to do. */
 int sg_session_fd(const sg_session *session);

@@ -63,6 +63,22 @@ static void say_result(int status, int slot, const sg_result *result, const sg_e
     printf("\n");
 }
 
+/* Events are kept until a command asks for them: each command has one line of answer. */
+static char events[4096];
+
+static void hear(void *context, const sg_event *event)
+{
+    size_t used = strlen(events);
+
+    snprintf(events + used, sizeof events - used,
+             "%s | %s %s %s %s %s share %g headroom %" PRId32 " age %" PRId64 " retry %" PRId64
+             " number %" PRIu64 " epoch %" PRIu32 " at %" PRIu64,
+             (const char *)context, event->kind, event->backend, event->precision, event->state,
+             event->device_state, event->share, event->has_temperature ? event->headroom_mc : 0,
+             event->has_temperature ? event->temperature_age_ms : -1, event->retry_after_ms,
+             event->number, event->epoch, event->at_ns);
+}
+
 static void open_session(char **words, int count)
 {
     sg_session_options options = {.model = words[1]};
@@ -82,7 +98,10 @@ static void open_session(char **words, int count)
             options.priority = value;
         else if (strcmp(words[i], "strict") == 0)
             options.strict = true;
-        else if (strcmp(words[i], "capacity") == 0)
+        else if (strcmp(words[i], "events") == 0) {
+            options.on_event = hear;
+            options.event_context = (void *)"";
+        } else if (strcmp(words[i], "capacity") == 0)
             options.output_capacity_bytes = atoll(value);
         else if (strcmp(words[i], "backend") == 0)
             backends[options.backend_count++] = value;
@@ -186,6 +205,15 @@ static void obey(char **words, int count)
         int slot, status = sg_wait_any(session, atoi(words[1]), &slot, &result, &error);
 
         say_result(status, slot, &result, &error);
+    } else if (strcmp(verb, "take") == 0) {
+        int taken = sg_take_events(session, atoi(words[1]), &error);
+        char text[32];
+
+        snprintf(text, sizeof text, "took %d", taken);
+        outcome(taken < 0 ? -1 : 0, &error, text);
+    } else if (strcmp(verb, "events") == 0) {
+        printf("ok%s\n", events);
+        events[0] = '\0';
     } else if (strcmp(verb, "cancel") == 0) {
         outcome(sg_cancel(session, atoi(words[1]), &error), &error, "");
     } else if (strcmp(verb, "epoch") == 0) {
