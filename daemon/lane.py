@@ -14,9 +14,11 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final
 
+from switchgear.daemon.hang_watch import HangWatch
 from switchgear.daemon.lane_settings import LaneSettings, Watcher
 from switchgear.daemon.load_watch import LoadWatch
 from switchgear.daemon.request import Request
+from switchgear.daemon.restarts import Restarts
 from switchgear.daemon.waiting import Waiting
 from switchgear.daemon.worker_process import Events, Failure, WorkerProcess
 from switchgear.ipc.errors import (
@@ -50,13 +52,6 @@ AHEAD_LIMIT_NS: Final = 10_000_000
 AHEAD_DEPTH: Final = 2
 # The weight of the newest run in the running mean.
 MEAN_WEIGHT: Final = 0.125
-# A model's own slow runs raise the hang limit to this many times its slowest run.
-HANG_FACTOR: Final = 20
-# Restarts: the first at once, then doubling from FIRST to LAST.
-RESTART_FIRST_S: Final = 0.1
-RESTART_LAST_S: Final = 30.0
-# Requests wait for a restart that is at most this far away.
-RESTART_PATIENCE_S: Final = 1.0
 # A model is quarantined after ending this many workers in a row.
 QUARANTINE_DEATHS: Final = 4
 MAX_ATTEMPTS: Final = 2
@@ -87,9 +82,8 @@ class Lane:
         self._head_since_ns = 0
         self._mean_run_ns = 1_000_000.0
         self._depth = AHEAD_DEPTH
-        self._streak = 0
-        self._restart: asyncio.TimerHandle | None = None
-        self._watch: asyncio.TimerHandle | None = None
+        self._restarts = Restarts(self._restart_due)
+        self._hang_watch = HangWatch(self, settings.hang_s)
         self._load_watch = LoadWatch(self)
         self._stopping = False
         # Those that may send requests here; the state of stateful ones lives in the worker.
@@ -194,8 +188,8 @@ class Lane:
             request.session.refuse(request, ModelQuarantined)
         elif self._stopping:
             request.session.refuse(request, NoBackend)
-        elif (wait_s := self.restart_wait_s()) > RESTART_PATIENCE_S:
-            request.session.refuse(request, NoBackend, retry_after_ms=int(wait_s * 1000))
+        elif self._restart_is_far():
+            request.session.refuse(request, NoBackend, retry_after_ms=self._restart_wait_ms())
         elif (
             len(self._queue) >= self._settings.queue_limit
             or self._queue.of_user(request.session.peer.uid) >= self._settings.user_limit
@@ -212,7 +206,7 @@ class Lane:
     def _pump(self) -> None:
         worker = self.worker
         if worker is None:
-            if self._restart is None and not self._stopping:
+            if not self._restarts.pending and not self._stopping:
                 # Where it cannot be spawned now, a later try is due.
                 with contextlib.suppress(NoBackend):
                     self.start()
@@ -237,8 +231,8 @@ class Lane:
         request.dispatch_ns = now_ns
         if not self._running:
             self._head_since_ns = now_ns
-            if self._watch is None:
-                self._watch = self._loop.call_later(self._settings.hang_s, self._check_hang)
+            if self._hang_watch.timer is None:
+                self._hang_watch.begin()
 
         self._running.append(request)
         worker.run(request)
@@ -256,9 +250,9 @@ class Lane:
 
         self.used_ns = monotonic_ns()
         if self.worker is None:
-            if self._restart is not None:
+            if self._restarts.pending:
                 # Whoever asks does not shorten the delay after a death.
-                wait_ms = int(self.restart_wait_s() * 1000)
+                wait_ms = self._restart_wait_ms()
                 raise NoBackend(f"the worker ended: {self.last_end}", retry_after_ms=wait_ms)
 
             events = Events(self._ready, self._replied, self._ended)
@@ -267,15 +261,14 @@ class Lane:
             except OSError as error:
                 log.error("worker %s cannot be started: %s", self.label, error)
                 self.last_end = f"not started: {error.strerror}"
-                self._streak = max(1, self._streak)
-                self._schedule_restart(lost_work=False)
-                wait_s = self.restart_wait_s()
-                if wait_s > RESTART_PATIENCE_S:
+                self.restarts += 1
+                self._restarts.not_started()
+                wait_ms = self._restart_wait_ms()
+                if self._restarts.far:
                     self._refuse_waiting()
 
                 raise NoBackend(
-                    f"no worker can be started: {error.strerror}",
-                    retry_after_ms=int(wait_s * 1000),
+                    f"no worker can be started: {error.strerror}", retry_after_ms=wait_ms
                 ) from None
 
             self.worker = worker
@@ -323,7 +316,7 @@ class Lane:
 
         now_ns = monotonic_ns()
         self._head_since_ns = now_ns
-        self._streak = 0
+        self._restarts.streak = 0
         model = request.session.model
         if model.deaths:
             model.deaths.pop(self.blamed, None)
@@ -365,26 +358,10 @@ class Lane:
         request.session.resubmit(request, other)
         return True
 
-    def _check_hang(self) -> None:
-        self._watch = None
-        if not self._running or self.worker is None:
-            return
-
-        model = self._running[0].session.model
-        limit_s = max(self._settings.hang_s, HANG_FACTOR * model.slowest_run_ns / 1e9)
-        left_s = limit_s - (monotonic_ns() - self._head_since_ns) / 1e9
-        if left_s <= 0:
-            self.worker.kill(f"hung: model {model.label} ran for over {limit_s:g} s")
-        else:
-            self._watch = self._loop.call_later(left_s, self._check_hang)
-
     def _ended(self, worker: WorkerProcess) -> None:
         self.worker = None
         self.last_end = worker.end_reason
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-
+        self._hang_watch.end()
         lost = list(self._running)
         self._running.clear()
         if worker.absent is not None:
@@ -405,15 +382,19 @@ class Lane:
 
             self.watcher.changed(self)
 
-        self._schedule_restart(lost_work=bool(lost))
+        if not self._stopping:
+            self.restarts += 1
+            wanted = bool(lost or self._queue)
+            self._restarts.ended(wanted=wanted, absent=self.absent is not None)
+
         for index, request in enumerate(lost):
             self._recover(request, was_running=index == 0, abandoned=worker.abandoned)
 
-        if self.restart_wait_s() > RESTART_PATIENCE_S or self.absent is not None:
+        if self._restart_is_far() or self.absent is not None:
             self._refuse_waiting()
         elif self._queue:
             self._pump()
-        elif self._restart is None and self.worker is None:
+        elif not self._restarts.pending and self.worker is None:
             # What was lost is done elsewhere; the next frames want it here again.
             self._restart_due()
 
@@ -473,24 +454,7 @@ class Lane:
         else:
             self._queue.push(request)
 
-    def _schedule_restart(self, *, lost_work: bool) -> None:
-        if self._stopping:
-            return
-
-        delay_s = 0.0
-        if self._streak:
-            delay_s = min(RESTART_LAST_S, RESTART_FIRST_S * 2 ** (self._streak - 1))
-
-        self._streak += 1
-        self.restarts += 1
-        if self.absent is not None:
-            delay_s = RESTART_LAST_S
-
-        if delay_s or not (lost_work or self._queue):
-            self._restart = self._loop.call_later(delay_s, self._restart_due)
-
     def _restart_due(self) -> None:
-        self._restart = None
         self.absent = None
         # A device's is started at the next need: a driver is not asked for ever, for nothing.
         if not self._stopping and (self.backend == "cpu" or self.sessions or self._queue):
@@ -499,19 +463,22 @@ class Lane:
 
     def try_again(self) -> None:
         """What kept the backend from being there is gone: its worker is started now."""
-        if self._restart is not None and self.absent is not None:
-            self._restart.cancel()
-            self._restart_due()
+        if self.absent is not None:
+            self._restarts.hasten()
 
     def restart_wait_s(self) -> float:
         """Seconds until its next worker is due; 0 where it has one or needs none."""
-        if self.worker is not None or self._restart is None:
-            return 0.0
+        return 0.0 if self.worker is not None else self._restarts.wait_s
 
-        return max(1e-3, self._restart.when() - self._loop.time())
+    def _restart_is_far(self) -> bool:
+        """Whether no request should wait for it."""
+        return self.worker is None and self._restarts.far
+
+    def _restart_wait_ms(self) -> int:
+        return int(self.restart_wait_s() * 1000)
 
     def _refuse_waiting(self) -> None:
-        wait_ms = int(self.restart_wait_s() * 1000)
+        wait_ms = self._restart_wait_ms()
         for request in self._queue.take_all():
             request.session.refuse(request, NoBackend, retry_after_ms=wait_ms)
 
@@ -531,10 +498,7 @@ class Lane:
     def stop(self) -> WorkerProcess | None:
         """Takes no more work and asks the worker to end; returns it."""
         self._stopping = True
-        if self._restart is not None:
-            self._restart.cancel()
-            self._restart = None
-
+        self._restarts.cancel()
         self._refuse_waiting()
         worker = self.worker
         if worker is not None:

@@ -11,6 +11,7 @@ import pytest
 from fake_worker import FakeWorker, fake_model, new_session
 
 from switchgear.daemon import lane as lane_module
+from switchgear.daemon import restarts as restarts_module
 from switchgear.daemon.lane import QUARANTINE_DEATHS, Lane
 from switchgear.daemon.lane_settings import LaneSettings
 from switchgear.daemon.request import Request
@@ -25,7 +26,7 @@ SETTINGS = LaneSettings({}, 4, 4, hang_s=1000.0, start_s=1000.0)
 def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "WorkerProcess", FakeWorker)
     # Restarts are due at the loop's next turn.
-    monkeypatch.setattr(lane_module, "RESTART_FIRST_S", 0.0)
+    monkeypatch.setattr(restarts_module, "RESTART_FIRST_S", 0.0)
 
 
 def infer() -> bytearray:

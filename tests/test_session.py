@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from switchgear.daemon import lane as lane_module
+from switchgear.daemon import restarts as restarts_module
 from switchgear.daemon.session import Slot
 from switchgear.ipc.errors import BY_CODE, ModelInUse
 from switchgear.ipc.record import NO_SLOT, Kind, Priority, Record
@@ -43,7 +44,7 @@ step = st.tuples(
 def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "WorkerProcess", FakeWorker)
     # Restarts are due at the loop's next turn.
-    monkeypatch.setattr(lane_module, "RESTART_FIRST_S", 0.0)
+    monkeypatch.setattr(restarts_module, "RESTART_FIRST_S", 0.0)
 
 
 class Client:
