@@ -10,6 +10,7 @@ from tinygrad import Tensor, dtypes
 
 from switchgear.backends.opencl.fixed_point import scaling, stored
 from switchgear.backends.opencl.operators.activations import STORED_LIMITS, bounded, limits_of
+from switchgear.backends.opencl.operators.sums import total
 from switchgear.backends.opencl.quantised import reader, writer
 from switchgear.backends.opencl.rules import FLOAT, QUANTISED, Rule
 from switchgear.backends.opencl.weights import float_weights
@@ -112,16 +113,18 @@ def _gelu(node: Node, x: Tensor) -> Tensor:
 def _softmax(node: Node, x: Tensor) -> Tensor:
     beta = node.operator.options.get("beta", 1.0)
     scaled_up = x * beta if isinstance(beta, float) and beta != 1 else x
-    return scaled_up.softmax(axis=-1)
+    powers = (scaled_up - scaled_up.max(axis=-1, keepdim=True)).exp()
+    return powers * total(powers, (x.ndim - 1,), keepdim=True).reciprocal()
 
 
 def _log_softmax(node: Node, x: Tensor) -> Tensor:
-    return x.log_softmax(axis=-1)
+    below = x - x.max(axis=-1, keepdim=True)
+    return below - total(below.exp(), (x.ndim - 1,), keepdim=True).log()
 
 
 def _l2_normalise(node: Node, x: Tensor) -> Tensor:
-    total = x.square().sum(axis=-1, keepdim=True).sqrt()
-    return x / total.maximum(_LEAST_SQUARES)
+    length = total(x.square(), (x.ndim - 1,), keepdim=True).sqrt()
+    return x / length.maximum(_LEAST_SQUARES)
 
 
 def _refuse_fused(node: Node) -> str:

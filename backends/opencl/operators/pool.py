@@ -9,6 +9,7 @@ from tinygrad import Tensor, dtypes
 
 from switchgear.backends.opencl.fixed_point import stored
 from switchgear.backends.opencl.operators.activations import fused, refuse_fused, stored_bounds
+from switchgear.backends.opencl.operators.sums import total
 from switchgear.backends.opencl.operators.windows import Window, window
 from switchgear.backends.opencl.rules import FLOAT, QUANTISED, Rule
 
@@ -36,9 +37,9 @@ def _average_pool_2d(node: Node) -> Apply:
     bounds = stored_bounds(node)
 
     def apply_stored(x: Inputs) -> Tensor:
-        total = _totals(x(0).cast(dtypes.int32), windows)
+        acc = _totals(x(0).cast(dtypes.int32), windows)
         half = divisor // 2
-        whole = (total + (total > 0).where(half, -half)).div(divisor, rounding_mode="trunc")
+        whole = (acc + (acc > 0).where(half, -half)).div(divisor, rounding_mode="trunc")
         return stored(whole, 0, bounds, node.result().dtype)
 
     return apply_stored
@@ -106,12 +107,12 @@ def _averager(node: Node, windows: Window, counts: NDArray[np.float32]) -> Any:
 def _totals(x: Tensor, windows: Window) -> Tensor:
     """Sums of the windows, [n, rows, columns, channels]."""
     if windows.result == (1, 1) and not any(windows.padding):
-        return x[:, : windows.size[0], : windows.size[1]].sum(axis=(1, 2), keepdim=True)
+        return total(x[:, : windows.size[0], : windows.size[1]], (1, 2), keepdim=True)
 
     left, right, top, bottom = windows.padding
     wide = x.pad((None, (top, bottom), (left, right), None))
     tiles = wide.unfold(1, windows.size[0], windows.stride[0])
-    return tiles.unfold(2, windows.size[1], windows.stride[1]).sum(axis=(-1, -2))
+    return total(tiles.unfold(2, windows.size[1], windows.stride[1]), (4, 5), keepdim=False)
 
 
 def _slide(x: Tensor, windows: Window) -> Tensor:

@@ -9,6 +9,7 @@ from tinygrad import Tensor, dtypes
 
 from switchgear.backends.opencl.fixed_point import scaling, stored
 from switchgear.backends.opencl.operators.activations import STORED_LIMITS
+from switchgear.backends.opencl.operators.sums import total
 from switchgear.backends.opencl.quantised import reader, writer
 from switchgear.backends.opencl.rules import FLOAT, NUMBERS, QUANTISED, WHOLE, Rule, volume
 
@@ -35,14 +36,14 @@ def _sums(mean: bool) -> Callable[[Node], Apply]:
             return _whole_sums(node, axes, keep, count)
 
         def apply(x: Inputs) -> Tensor:
-            total = x(0).sum(axis=axes, keepdim=keep)
+            value = total(x(0), axes, keepdim=keep)
             if count == 1:
-                return total
+                return value
 
-            if total.is_floating_point():
-                return total * (1 / count)
+            if value.is_floating_point():
+                return value * (1 / count)
 
-            return total.div(count, rounding_mode="trunc")
+            return value.div(count, rounding_mode="trunc")
 
         return apply
 
@@ -56,8 +57,8 @@ def _whole_sums(node: Node, axes: tuple[int, ...], keep: bool, count: int) -> Ap
 
     def apply(x: Inputs) -> Tensor:
         value = x(0).cast(dtypes.int32) - given.zero_points[0]
-        total = rescale(value.sum(axis=axes, keepdim=keep))
-        return stored(total, wanted.zero_points[0], bounds, node.result().dtype)
+        result = rescale(value.sum(axis=axes, keepdim=keep))
+        return stored(result, wanted.zero_points[0], bounds, node.result().dtype)
 
     return apply
 
@@ -104,9 +105,9 @@ def _cumsum(node: Node) -> Apply:
 
     def apply(x: Inputs) -> Tensor:
         value = x(0).flip(axis) if reverse else x(0)
-        total = value.cumsum(axis)
-        total = total - value if exclusive else total
-        return total.flip(axis) if reverse else total
+        sums = value.cumsum(axis)
+        sums = sums - value if exclusive else sums
+        return sums.flip(axis) if reverse else sums
 
     return apply
 
