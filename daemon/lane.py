@@ -14,6 +14,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final
 
+from switchgear.daemon.deaths import count_death
 from switchgear.daemon.hang_watch import HangWatch
 from switchgear.daemon.lane_settings import LaneSettings, Watcher
 from switchgear.daemon.load_watch import LoadWatch
@@ -37,6 +38,7 @@ from switchgear.ipc.record import (
     RUN_OFFSET,
     STATUS,
     STATUS_OFFSET,
+    Priority,
     Reason,
 )
 from switchgear.ipc.record import Backend as BackendNumber
@@ -50,12 +52,14 @@ if TYPE_CHECKING:
 # then waits at most this much longer.
 AHEAD_LIMIT_NS: Final = 10_000_000
 AHEAD_DEPTH: Final = 2
+# What is less urgent than a request of so long ago is not handed ahead: the next urgent one
+# would wait for two runs instead of one.
+URGENT_NS: Final = 5_000_000_000
 # The weight of the newest run in the running mean.
 MEAN_WEIGHT: Final = 0.125
-# A model is quarantined after ending this many workers in a row.
-QUARANTINE_DEATHS: Final = 4
 MAX_ATTEMPTS: Final = 2
 _OURS: Final = DOMAINS["switchgear"]
+_LEAST: Final = int(Priority.BATCH)
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +86,9 @@ class Lane:
         self._head_since_ns = 0
         self._mean_run_ns = 1_000_000.0
         self._depth = AHEAD_DEPTH
+        # The highest priority of late, and the arrival of the last one that had it.
+        self._urgent = _LEAST
+        self._urgent_ns = 0
         self._restarts = Restarts(self._restart_due)
         self._hang_watch = HangWatch(self, settings.hang_s)
         self._load_watch = LoadWatch(self)
@@ -141,15 +148,17 @@ class Lane:
     def running(self) -> int:
         return len(self._running)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a request sent now would wait."""
+    def would_wait(self, request: Request) -> bool:
+        """Whether a request sent now would wait in the queue."""
         worker = self.worker
+        urgent = (
+            request.priority <= self._urgent or request.arrival_ns > self._urgent_ns + URGENT_NS
+        )
         return (
             worker is None
             or worker.state != "ready"
             or len(self._queue) > 0
-            or len(self._running) >= self._depth
+            or len(self._running) >= (self._depth if urgent else 1)
         )
 
     def idle_ns(self, now_ns: int) -> int:
@@ -171,12 +180,17 @@ class Lane:
             self.on_request()
 
         request.lane = self
+        priority = request.priority
+        if priority <= self._urgent or request.arrival_ns > self._urgent_ns + URGENT_NS:
+            self._urgent = priority
+            self._urgent_ns = request.arrival_ns
+
         worker = self.worker
         if (
             worker is not None
             and worker.state == "ready"
             and not self._queue
-            and len(self._running) < self._depth
+            and len(self._running) < (self._depth if priority <= self._urgent else 1)
             and self.blamed not in request.session.model.quarantined
         ):
             self._dispatch(worker, request)
@@ -190,14 +204,27 @@ class Lane:
             request.session.refuse(request, NoBackend)
         elif self._restart_is_far():
             request.session.refuse(request, NoBackend, retry_after_ms=self._restart_wait_ms())
-        elif (
-            len(self._queue) >= self._settings.queue_limit
-            or self._queue.of_user(request.session.peer.uid) >= self._settings.user_limit
-        ):
+        elif not self._make_room(request):
             request.session.refuse(request, Busy, retry_after_ms=self.retry_after_ms())
         else:
             self._queue.push(request)
             self._pump()
+
+    def _make_room(self, request: Request) -> bool:
+        """Whether a request may wait. Where the queue is full, the last one of lower priority
+        is refused in its place; where its user's share is full, the last of that user's."""
+        queue, uid = self._queue, request.session.peer.uid
+        share_is_full = queue.of_user(uid) >= self._settings.user_limit
+        if not share_is_full and len(queue) < self._settings.queue_limit:
+            return True
+
+        other = queue.least_urgent(request.priority, uid if share_is_full else None)
+        if other is None:
+            return False
+
+        queue.withdraw(other)
+        other.session.refuse(other, Busy, retry_after_ms=self.retry_after_ms())
+        return True
 
     def withdraw(self, request: Request) -> None:
         """A waiting request is answered otherwise."""
@@ -216,8 +243,9 @@ class Lane:
         if worker.state != "ready":
             return
 
-        while len(self._running) < self._depth:
-            request = self._queue.pop()
+        running = self._running
+        while len(running) < self._depth:
+            request = self._queue.pop(self._urgent if running else _LEAST)
             if request is None:
                 return
 
@@ -375,7 +403,7 @@ class Lane:
             if session.model.state:
                 session.lose_state()
 
-        self._blame(worker, lost)
+        count_death(self, worker, lost)
         if self.watcher is not None:
             if lost and not worker.killed_by_signal_9_from_outside:
                 self.watcher.died(self, lost[0], worker.end_reason)
@@ -397,29 +425,6 @@ class Lane:
         elif not self._restarts.pending and self.worker is None:
             # What was lost is done elsewhere; the next frames want it here again.
             self._restart_due()
-
-    def _blame(self, worker: WorkerProcess, lost: list[Request]) -> None:
-        """Counts a death against the model that was running, or that a device's worker was
-        loading, unless somebody else killed it."""
-        if worker.killed_by_signal_9_from_outside or worker.end_reason == "asked to":
-            return
-
-        model = lost[0].session.model if lost else None
-        loading = worker.loading if self.backend != "cpu" else None
-        if loading is not None and (model is None or loading[1] < lost[0].dispatch_ns):
-            # A load that was asked for first: the runs were behind it.
-            model = loading[0]
-
-        if model is not None:
-            model.deaths[self.blamed] += 1
-            if model.deaths[self.blamed] == QUARANTINE_DEATHS:
-                model.quarantined.add(self.blamed)
-                log.error(
-                    "model %s is quarantined on %s: %s",
-                    model.label,
-                    self.backend,
-                    worker.end_reason,
-                )
 
     def _recover(self, request: Request, *, was_running: bool, abandoned: bool) -> None:
         """Finds a way on for a request whose worker is gone."""

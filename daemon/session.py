@@ -286,7 +286,7 @@ class Session:
 
     def _submit(self, request: Request, lane: Lane) -> None:
         if not self._waits_when_busy:
-            if self.options.on_busy == "reject" and lane.busy:
+            if self.options.on_busy == "reject" and lane.would_wait(request):
                 self.refuse(request, Busy, retry_after_ms=lane.retry_after_ms())
                 return
 

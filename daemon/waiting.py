@@ -6,6 +6,8 @@ import heapq
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from switchgear.ipc.record import Priority
+
 if TYPE_CHECKING:
     from switchgear.daemon.request import Request
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 SLACK: Final = 64
 # Turns of clients that do not wait are forgotten beyond this many.
 TURNS_KEPT: Final = 256
+_LEAST: Final = int(Priority.BATCH)
 
 
 class Waiting:
@@ -29,6 +32,8 @@ class Waiting:
         self._round = 0
         self._turns: dict[int, int] = {}
         self._of_user: Counter[int] = Counter()
+        # By user and priority.
+        self._of_rank: Counter[tuple[int, int]] = Counter()
 
     def __len__(self) -> int:
         return self._count
@@ -48,6 +53,7 @@ class Waiting:
         self._sequence += 1
         self._count += 1
         self._of_user[peer.uid] += 1
+        self._of_rank[peer.uid, request.priority] += 1
         request.waiting = True
         order = (request.priority, request.deadline_ns, turn, self._sequence)
         heapq.heappush(self._heap, (*order, request))
@@ -60,11 +66,37 @@ class Waiting:
             self._heap = [item for item in self._heap if item[-1].waiting]
             heapq.heapify(self._heap)
 
-    def pop(self) -> Request | None:
-        """Takes the most urgent one out; None where nothing waits."""
-        while self._heap:
-            _, _, turn, _, request = heapq.heappop(self._heap)
-            if request.waiting:
+    def least_urgent(self, priority: int, uid: int | None = None) -> Request | None:
+        """The one to give up for a request of `priority`: among those of lower priority (of one
+        user, where `uid` names it) the last in order. None where there is none."""
+        if not any(rank > priority and uid in (None, user) for user, rank in self._of_rank):
+            return None
+
+        found = max(
+            (
+                item
+                for item in self._heap
+                if item[0] > priority
+                and item[-1].waiting
+                and uid in (None, item[-1].session.peer.uid)
+            ),
+            # The requests themselves have no order; each place is there once.
+            key=lambda item: item[:4],
+        )
+        return found[-1]
+
+    def pop(self, lowest: int = _LEAST) -> Request | None:
+        """Takes the most urgent one out; None where nothing of priority `lowest` or a higher
+        one waits."""
+        heap = self._heap
+        while heap:
+            priority, _, turn, _, request = heap[0]
+            if not request.waiting:
+                heapq.heappop(heap)
+            elif priority > lowest:
+                return None
+            else:
+                heapq.heappop(heap)
                 self._round = max(self._round, turn)
                 self._leave(request)
                 return request
@@ -89,3 +121,8 @@ class Waiting:
         self._of_user[uid] -= 1
         if not self._of_user[uid]:
             del self._of_user[uid]
+
+        rank = uid, request.priority
+        self._of_rank[rank] -= 1
+        if not self._of_rank[rank]:
+            del self._of_rank[rank]

@@ -12,7 +12,8 @@ from fake_worker import FakeWorker, fake_model, new_session
 
 from switchgear.daemon import lane as lane_module
 from switchgear.daemon import restarts as restarts_module
-from switchgear.daemon.lane import QUARANTINE_DEATHS, Lane
+from switchgear.daemon.deaths import QUARANTINE_DEATHS
+from switchgear.daemon.lane import Lane
 from switchgear.daemon.lane_settings import LaneSettings
 from switchgear.daemon.request import Request
 from switchgear.daemon.session import Session

@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 from daemon_process import DaemonProcess
 from fake_worker import FakeWorker, fake_model, new_session
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from switchgear.backends.generate.slow import slow
 from switchgear.backends.generate.state import accumulator
 from switchgear.client import connect
 from switchgear.daemon import lane as lane_module
+from switchgear.daemon import restarts as restarts_module
 from switchgear.daemon.lane import AHEAD_DEPTH, Lane
 from switchgear.daemon.lane_settings import LaneSettings
 from switchgear.ipc.errors import BY_CODE, DeadlineExceeded
@@ -45,6 +48,8 @@ class Crowd:
         self._sessions: list[Any] = []
         self._free: dict[int, list[int]] = {}
         self._slot_of: dict[int, tuple[int, int]] = {}
+        self._priority_of: dict[int, int] = {}
+        self._ahead: set[int] = set()
         self.lane.start()
         self.worker.become_ready()
 
@@ -72,6 +77,7 @@ class Crowd:
         self.sent += 1
         slot = self._free[client].pop()
         self._slot_of[self.sent] = (client, slot)
+        self._priority_of[self.sent] = priority
         record = Record(
             Kind.INFER,
             self.sent,
@@ -101,6 +107,35 @@ class Crowd:
     def run_all(self) -> None:
         while self.worker.busy:
             self.run_one()
+
+    async def die(self) -> None:
+        """The worker ends, of somebody else's doing; the next one is ready."""
+        self.worker.die(by_user=True)
+        for _ in range(100):
+            if self.lane.worker is not None:
+                break
+
+            await asyncio.sleep(0)
+
+        self.worker.become_ready()
+
+    def waiting(self) -> list[int]:
+        """What waits in the lane, by number."""
+        return [r.identity for s in self._sessions for r in s._requests.values() if r.waiting]
+
+    def check(self, queue: int, per_user: int, urgent: int) -> None:
+        """The lane's bounds, and that the worker was given nothing less urgent than `urgent`
+        ahead since the last check."""
+        waiting = self.waiting()
+        assert self.lane.queued == len(waiting)
+        # Those that a dead worker had come back whether there is room or not.
+        assert len(waiting) <= min(queue, 2 * per_user) + AHEAD_DEPTH
+        held = [record.request_id for _, record in self.worker._records]
+        assert len(held) <= AHEAD_DEPTH
+        for number in set(held[1:]) - self._ahead:
+            assert self._priority_of[number] <= urgent
+
+        self._ahead = set(held[1:])
 
     def _take(self, client: int, data: bytes) -> None:
         reply = Record.unpack(data)
@@ -141,6 +176,82 @@ def test_urgent_ones_go_before_all_that_the_worker_has_not_got() -> None:
         crowd.run_all()
         ahead = batch[:AHEAD_DEPTH]
         assert crowd.order == [*ahead, *high, *normal, *batch[AHEAD_DEPTH:]]
+        crowd.close()
+
+    in_loop(test)
+
+
+def test_nothing_less_urgent_is_handed_ahead_of_urgent_ones() -> None:
+    async def test() -> None:
+        crowd = Crowd()
+        client = crowd.client(1)
+        crowd.send(client, HIGH)
+        crowd.run_all()
+        first, second = crowd.send(client), crowd.send(client)
+        # The worker has one of them; an urgent one waits for that one only.
+        urgent = crowd.send(client, HIGH)
+        crowd.run_all()
+        assert crowd.order[1:] == [first, urgent, second]
+        crowd.close()
+
+    in_loop(test)
+
+
+def test_the_worker_gets_two_again_when_the_urgent_ones_have_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_module, "URGENT_NS", 0)
+
+    async def test() -> None:
+        crowd = Crowd()
+        client = crowd.client(1)
+        crowd.send(client, HIGH)
+        crowd.run_all()
+        first, second = crowd.send(client), crowd.send(client)
+        urgent = crowd.send(client, HIGH)
+        crowd.run_all()
+        assert crowd.order[1:] == [first, second, urgent]
+        crowd.close()
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("full", ["queue", "per_user"])
+def test_a_full_queue_gives_up_the_least_urgent_for_an_urgent_one(full: str) -> None:
+    async def test() -> None:
+        crowd = Crowd(**{"queue": 8, "per_user": 8, full: 3})
+        client = crowd.client(1)
+        running = [crowd.send(client, HIGH) for _ in range(AHEAD_DEPTH)]
+        waiting = [crowd.send(client, NORMAL), crowd.send(client, BATCH), crowd.send(client)]
+        refused = crowd.send(client, BATCH)
+        assert crowd.outcomes == {refused: "Busy"}
+        first = crowd.send(client, HIGH)
+        assert crowd.outcomes == {refused: "Busy", waiting[1]: "Busy"}
+        assert crowd.retry_after_ms[waiting[1]] >= 1
+        second = crowd.send(client, HIGH)
+        assert crowd.outcomes[waiting[2]] == "Busy", "the newest of its rank"
+        crowd.run_all()
+        assert crowd.order == [*running, first, second, waiting[0]]
+        crowd.close()
+
+    in_loop(test)
+
+
+def test_a_users_full_share_costs_no_other_user() -> None:
+    async def test() -> None:
+        crowd = Crowd(queue=8, per_user=2)
+        one, other = crowd.client(1, uid=1), crowd.client(2, uid=2)
+        for _ in range(AHEAD_DEPTH):
+            crowd.send(one, HIGH)
+
+        kept = [crowd.send(other, BATCH) for _ in range(2)]
+        for _ in range(2):
+            crowd.send(one, HIGH)
+
+        assert crowd.outcomes.get(crowd.send(one, HIGH)) == "Busy"
+        assert not set(kept) & set(crowd.outcomes)
+        crowd.run_all()
+        assert crowd.order[-2:] == kept
         crowd.close()
 
     in_loop(test)
@@ -247,6 +358,67 @@ def test_four_times_what_the_lane_can_run() -> None:
         assert expired
         assert not expired & set(crowd.order)
         assert set(crowd.outcomes.values()) == {"ok", "Busy", "DeadlineExceeded"}
+        crowd.close()
+
+    in_loop(test)
+
+
+step = st.one_of(
+    st.tuples(st.just("send"), st.integers(0, 3), st.sampled_from([HIGH, NORMAL, BATCH])),
+    st.tuples(st.sampled_from(["run", "run", "expire", "die"]), st.integers(0, 15), st.none()),
+)
+
+
+@pytest.mark.parametrize(("queue", "per_user"), [(4, 4), (6, 3), (3, 8)])
+@given(steps=st.lists(step, max_size=80))
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_whoever_is_refused_for_room_was_the_least_urgent(
+    monkeypatch: pytest.MonkeyPatch,
+    queue: int,
+    per_user: int,
+    steps: list[tuple[str, int, int | None]],
+) -> None:
+    """Two clients of each of two users. `Crowd` holds that each is answered once."""
+    monkeypatch.setattr(lane_module, "URGENT_NS", 2**62)
+    # Restarts are due at the loop's next turn.
+    monkeypatch.setattr(restarts_module, "RESTART_FIRST_S", 0.0)
+
+    async def test() -> None:
+        crowd = Crowd(queue=queue, per_user=per_user)
+        clients = [crowd.client(number, uid=number % 2) for number in range(4)]
+        priority_of = crowd._priority_of
+        user_of: dict[int, int] = {}
+        for kind, number, priority in steps:
+            waiting = crowd.waiting()
+            if kind == "send" and priority is not None and crowd._free[clients[number]]:
+                before = set(crowd.outcomes)
+                user_of[crowd.sent + 1] = number % 2
+                sent = crowd.send(clients[number], priority)
+                refused = set(crowd.outcomes) - before
+                assert len(refused) <= 1
+                for one in refused:
+                    assert crowd.outcomes[one] == "Busy"
+                    rivals = [n for n in (*waiting, sent) if user_of[n] == user_of[one]]
+                    assert priority_of[one] == max(priority_of[n] for n in rivals)
+                    assert one == sent or priority_of[one] > priority_of[sent]
+                    full = sum(user_of[n] == number % 2 for n in waiting) >= per_user
+                    assert full or len(waiting) >= queue
+                    assert not full or user_of[one] == number % 2, "another user paid"
+            elif kind == "run" and crowd.worker.busy:
+                crowd.run_one()
+            elif kind == "expire" and waiting:
+                crowd.expire(waiting[number % len(waiting)])
+            elif kind == "die" and crowd.worker.busy:
+                await crowd.die()
+
+            crowd.check(queue, per_user, min(priority_of.values(), default=BATCH))
+
+        crowd.run_all()
+        assert len(crowd.outcomes) == crowd.sent, "some were never answered"
         crowd.close()
 
     in_loop(test)

@@ -119,7 +119,8 @@ class World:
     def __init__(self, *, state: bool, on_busy: str) -> None:
         self.loop = asyncio.get_running_loop()
         self.model = fake_model(state=state)
-        self.lane = new_lane()
+        # Four requests at most: with two in the worker it never fills, before that it does.
+        self.lane = new_lane(queue_limit=3)
         self.clients: list[Client] = []
         self.abandoned: list[FakeWorker] = []
         for number in range(2):

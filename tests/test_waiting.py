@@ -65,6 +65,35 @@ def test_a_client_that_was_served_gets_no_second_turn_before_the_others() -> Non
     assert drained(waiting) == [other, again]
 
 
+def test_the_one_to_give_up_is_the_last_of_lower_priority() -> None:
+    waiting = Waiting()
+    normal, newer = request(priority=2), request(priority=2)
+    batch = request(pid=2, priority=3, uid=1, deadline_ns=5)
+    last = request(pid=2, priority=3, uid=1)
+    for item in (last, normal, batch, newer):
+        waiting.push(item)
+
+    assert [waiting.least_urgent(priority) for priority in (3, 2, 1)] == [None, last, last]
+    assert [waiting.least_urgent(priority, 0) for priority in (2, 1)] == [None, newer]
+    waiting.withdraw(last)
+    assert [waiting.least_urgent(priority) for priority in (2, 1)] == [batch, batch]
+    waiting.withdraw(batch)
+    assert [waiting.least_urgent(priority) for priority in (2, 1)] == [None, newer]
+
+
+def test_what_is_less_urgent_than_asked_for_stays() -> None:
+    waiting = Waiting()
+    gone, normal, batch = request(priority=1), request(priority=2), request(priority=3)
+    for item in (batch, gone, normal):
+        waiting.push(item)
+
+    waiting.withdraw(gone)
+    assert waiting.pop(1) is None
+    assert waiting.pop(2) is normal
+    assert waiting.pop(2) is None
+    assert (waiting.pop(), waiting.pop(), len(waiting)) == (batch, None, 0)
+
+
 def test_users_are_counted() -> None:
     waiting = Waiting()
     first = request(uid=7)
@@ -83,9 +112,9 @@ def test_users_are_counted() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["push", "pop", "withdraw"]),
+            st.sampled_from(["push", "push", "pop", "withdraw", "give up"]),
             st.integers(1, 5),
-            st.integers(0, 2),
+            st.integers(1, 3),
             st.sampled_from([NEVER, 5, 9]),
         ),
         max_size=200,
@@ -107,6 +136,15 @@ def test_each_comes_out_once_and_nothing_grows(steps: list[tuple[str, int, int, 
                 best = min((i.priority, i.deadline_ns) for i in inside)
                 assert (found.priority, found.deadline_ns) == best
                 inside.remove(found)
+        elif kind == "give up":
+            found = waiting.least_urgent(priority, uid=pid)
+            lower = [i for i in inside if i.priority > priority and i.session.peer.uid == pid]
+            assert (found is None) is (not lower)
+            if found is not None:
+                assert found in lower
+                assert found.priority == max(i.priority for i in lower)
+                inside.remove(found)
+                waiting.withdraw(found)
         elif inside:
             waiting.withdraw(inside.pop(pid % len(inside)))
 
