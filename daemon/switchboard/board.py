@@ -395,8 +395,13 @@ class Switchboard:
 
             busy.add(self._devices.get(lane.backend, lane.backend))
             request, age_ms = head
-            if request.place is not None and age_ms > 0:
-                self.protocol.aging(request.place.key, age_ms, now_s)
+            place, worker = request.place, lane.worker
+            if place is None or worker is None or not place.was_used(worker.pid):
+                continue
+
+            seat = request.session.seat
+            limits = seat.limits if seat is not None else None
+            self.protocol.aging(place.key, age_ms, now_s, session_limits=limits)
 
         return busy
 

@@ -41,6 +41,10 @@ class Place:
         self.is_cpu = key.backend == "cpu"
         self._seen: dict[int, None] = {}
 
+    def was_used(self, worker: int) -> bool:
+        """Whether a frame of the pair has ended in the worker with this pid."""
+        return worker in self._seen
+
     def is_first_use(self, worker: int) -> bool:
         """Whether this is the pair's first frame in the worker with this pid."""
         if worker in self._seen:
