@@ -92,7 +92,7 @@ def computed(
 
 
 # Rows and columns that fill tiles, that do not, and single ones.
-SIZES = [(1, 33, 64), (4, 64, 32), (7, 40, 160)]
+SIZES = [(1, 33, 64), (1, 20, 288), (4, 64, 32), (7, 40, 160)]
 
 
 def is_near(result: Array, x: Array, weights: Array, share: float) -> bool:
@@ -125,29 +125,40 @@ def test_own_columns_multiply_by_the_rounded_weights(
     packed = computed(int4.activation_kernel(rows, k), shape, [x], "int32")
     kernel = int4.product_kernel(rows, n, k, shared=False)
     if portable:
-        source = kernel.source.replace("__builtin_ia32_pmaddwd256", "no_such_builtin")
+        source = kernel.source.replace("__builtin_ia32_pmaddubsw256", "no_such_builtin")
         kernel = dataclasses.replace(kernel, source=source)
 
     result = computed(kernel, (rows, n), [packed, *weights.arrays])
-    # An activation is off by half of 1/32767 of its group's largest at most, a zero point
-    # weighs the sum of the group: both are small against the sizes of the terms.
-    assert is_near(result, x, int4.dequantise(weights, k), 1e-4)
+    # The kernel's own arithmetic: exact but for the order of the sums.
+    stored, scales = unpacked(packed, k)
+    rounded = stored * scales.repeat(32, axis=1)
+    assert is_near(result, rounded, int4.dequantise(weights, k), 1e-5)
+    # An activation is off by half of 1/127 of its group's largest at most.
+    assert is_near(result, x, int4.dequantise(weights, k), 1e-2)
 
 
-def test_activations_of_16_bits() -> None:
+def unpacked(packed: Array, k: int) -> tuple[Array, Array]:
+    """Activations as whole numbers [rows, k] and their groups' scales [rows, k / 32]."""
+    words = k // 4
+    stored = np.ascontiguousarray(packed[:, :words]).view(np.int8).astype(np.float64)
+    facts = np.ascontiguousarray(packed[:, words:]).view(np.float32).astype(np.float64)
+    return stored, facts[:, : k // 32]
+
+
+def test_activations_of_8_bits() -> None:
     x = random_weights(3, 64)
     x[1, :32] = 0
     packed = computed(int4.activation_kernel(3, 64), (3, int4.row_words(2)), [x], "int32")
-    stored = np.ascontiguousarray(packed[:, :32]).view(np.int16).astype(np.float64)
-    facts = np.ascontiguousarray(packed[:, 32:]).view(np.float32).astype(np.float64)
+    stored, scales = unpacked(packed, 64)
+    sums = np.ascontiguousarray(packed[:, -2:]).view(np.float32)
     for group in range(2):
         part = slice(32 * group, 32 * group + 32)
-        scale, total = facts[:, 2 * group, None], facts[:, 2 * group + 1]
+        scale = scales[:, group, None]
         assert (np.abs(stored[:, part] * scale - x[:, part]) <= 0.51 * scale).all()
-        assert np.allclose(total, (stored[:, part] * scale).sum(1), rtol=1e-5, atol=1e-6)
+        assert np.allclose(sums[:, group], (stored[:, part] * scale).sum(1), rtol=1e-5)
 
     assert (stored[1, :32] == 0).all()
-    assert np.abs(stored).max() == 32767
+    assert np.abs(stored).max() == 127
 
 
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 33, 64), (6, 31, 1), (13, 16, 7)])

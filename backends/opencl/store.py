@@ -18,7 +18,7 @@ from switchgear.ipc.errors import DriverError, NotPrepared
 _SUFFIX: Final = ".clart"
 _CHUNK_BYTES: Final = 1 << 20
 # Counts what compiles models here: other kernels of our own, other settings of tinygrad.
-_COMPILER_VERSION: Final = 3
+_COMPILER_VERSION: Final = 4
 
 
 def artefact_path(request: LoadRequest, precision: str) -> str:
