@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -37,7 +38,9 @@ def told(number: int = 1, **fields: int) -> EventRecord:
 
 def send(fake: FakeSession, *events: EventRecord) -> None:
     for event in events:
-        fake.sock.send(event.pack(), socket.MSG_NOSIGNAL)
+        # A client that has its reply may be gone.
+        with contextlib.suppress(OSError):
+            fake.sock.send(event.pack(), socket.MSG_NOSIGNAL)
 
 
 def eventful(fake: FakeSession, record: Record) -> None:

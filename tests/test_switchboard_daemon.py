@@ -6,55 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import native_build
 import numpy as np
 import pytest
 from cli_command import switchgear, switchgear_json
 from daemon_process import DaemonProcess
+from npu_rig import Rig, wait_for_device, wait_for_temperature
 from small_network import small_network
 
 from switchgear.client import Client, Model, connect
 from switchgear.ipc.errors import BadRequest, NoBackend, PermissionDenied
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
-
-
-class Rig:
-    """A daemon whose NPU is the test delegate, with a zone and a pace that the test sets."""
-
-    def __init__(self, folder: Path) -> None:
-        zone = folder / "sys" / "class" / "thermal" / "thermal_zone0"
-        zone.mkdir(parents=True)
-        (zone / "type").write_text("npu-thermal\n")
-        self._zone = zone / "temp"
-        self._latency = folder / "latency"
-        self.temperature(40.0)
-        self.pace(0)
-        self.config = f"""
-[fingerprint]
-thresholds_c = {{ npu = 65.0 }}
-[thermal]
-sysfs_root = "{folder / "sys"}"
-[prepare]
-backends = ["npu"]
-[routing]
-policy = "prefer_npu"
-[npu]
-delegate = "{native_build.delegate()}"
-[npu.delegate_options]
-latency_file = "{self._latency}"
-"""
-
-    def _replace(self, path: Path, text: str) -> None:
-        aside = path.with_suffix(".new")
-        aside.write_text(text)
-        aside.rename(path)
-
-    def temperature(self, celsius: float) -> None:
-        self._replace(self._zone, f"{celsius * 1000:.0f}\n")
-
-    def pace(self, latency_us: int) -> None:
-        self._replace(self._latency, f"{latency_us}\n")
 
 
 @pytest.fixture(scope="module")
@@ -74,20 +36,6 @@ def client(rig: Rig) -> Iterator[Client]:
         assert model.pairs[0].state == "ready", model.pairs[0].reason
         wait_for_device(client, "npu")
         yield client
-
-
-def wait_for_device(client: Client, name: str) -> dict[str, Any]:
-    while True:
-        for device in client.status()["devices"]:
-            if device["name"] == name:
-                return device
-
-
-def wait_for_temperature(client: Client, celsius: float) -> None:
-    """Until the daemon's filtered reading is past this, from whichever side it comes."""
-    rising = wait_for_device(client, "npu").get("temperature_c", 0.0) < celsius
-    while (wait_for_device(client, "npu").get("temperature_c", 0.0) < celsius) is rising:
-        pass
 
 
 def frame(model: Model) -> dict[str, Any]:

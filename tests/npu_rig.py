@@ -1,0 +1,65 @@
+"""A configuration whose NPU is the test delegate, with a zone and a pace that a test sets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import native_build
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from switchgear.client import Client
+
+
+class Rig:
+    """Files in `folder`; `config` is for a daemon, which needs SWITCHGEAR_PREPARE__ENABLED."""
+
+    def __init__(self, folder: Path) -> None:
+        zone = folder / "sys" / "class" / "thermal" / "thermal_zone0"
+        zone.mkdir(parents=True)
+        (zone / "type").write_text("npu-thermal\n")
+        self._zone = zone / "temp"
+        self._latency = folder / "latency"
+        self.temperature(40.0)
+        self.pace(0)
+        self.config = f"""
+[fingerprint]
+thresholds_c = {{ npu = 65.0 }}
+[thermal]
+sysfs_root = "{folder / "sys"}"
+[prepare]
+backends = ["npu"]
+[routing]
+policy = "prefer_npu"
+[npu]
+delegate = "{native_build.delegate()}"
+[npu.delegate_options]
+latency_file = "{self._latency}"
+"""
+
+    def _replace(self, path: Path, text: str) -> None:
+        aside = path.with_suffix(".new")
+        aside.write_text(text)
+        aside.rename(path)
+
+    def temperature(self, celsius: float) -> None:
+        self._replace(self._zone, f"{celsius * 1000:.0f}\n")
+
+    def pace(self, latency_us: int) -> None:
+        self._replace(self._latency, f"{latency_us}\n")
+
+
+def wait_for_device(client: Client, name: str) -> dict[str, Any]:
+    """The device's row of the status, once it has one."""
+    while True:
+        for device in client.status()["devices"]:
+            if device["name"] == name:
+                return device
+
+
+def wait_for_temperature(client: Client, celsius: float) -> None:
+    """Until the daemon's filtered reading is past this, from whichever side it comes."""
+    rising = wait_for_device(client, "npu").get("temperature_c", 0.0) < celsius
+    while (wait_for_device(client, "npu").get("temperature_c", 0.0) < celsius) is rising:
+        pass
