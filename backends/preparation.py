@@ -184,6 +184,7 @@ class Preparation:
                 "reference": reference.kernels,
                 "coverage": asdict(instance.coverage),
                 # A backend may have more to say of what it compiled.
+                "artefact": str(getattr(instance, "artefact_id", "")),
                 "notes": {str(n): str(v) for n, v in getattr(instance, "notes", {}).items()},
                 "load_us": (loaded_ns - begin_ns) // 1000,
                 "first_run_us": (first_ns - loaded_ns) // 1000,

@@ -134,6 +134,8 @@ class Worker:
         self._backend = backend
         self._number = int(getattr(BackendNumber, backend.name.upper(), BackendNumber.OTHER))
         self._instances: dict[int, _Owned] = {}
+        # Replaced ones that bindings still use.
+        self._retired: list[_Owned] = []
         self._bindings: dict[int, Binding] = {}
         self._said = ""
         self._operations = {
@@ -251,12 +253,17 @@ class Worker:
         except OSError as error:
             return {"op": "failed", "instance": identity, **failure(_system_error(error))}
 
+        if (before := self._instances.get(identity)) is not None:
+            self._retired.append(before)
+            self._close_retired()
+
         # From here on the instance owns the descriptor.
         self._instances[identity] = _Owned(instance, fds.pop(0), request.cache)
         return {
             "op": "loaded",
             "instance": identity,
             "precision": instance.precision,
+            "artefact": str(getattr(instance, "artefact_id", "")),
             "load_us": (loaded_ns - begin_ns) // 1000,
             "first_run_us": (monotonic_ns() - loaded_ns) // 1000,
         }
@@ -264,6 +271,13 @@ class Worker:
     def _unload(self, packet: Packet, _fds: list[int]) -> None:
         instance = self._instances.pop(int(packet["instance"]), None)
         if instance is not None:
+            instance.close()
+
+    def _close_retired(self) -> None:
+        """Frees replaced instances that no arena is bound to any more."""
+        bound = {id(binding.instance) for binding in self._bindings.values()}
+        for instance in [each for each in self._retired if id(each) not in bound]:
+            self._retired.remove(instance)
             instance.close()
 
     def _bind(self, packet: Packet, fds: list[int]) -> Packet | None:
@@ -283,11 +297,16 @@ class Worker:
             cause = BadSlot(f"the layout does not fit the model: {error}")
             return {"op": "unbound", "binding": identity, **failure(cause)}
 
+        if self._retired:
+            self._close_retired()
+
         return None
 
     def _unbind(self, packet: Packet, _fds: list[int]) -> None:
         # The mapping goes with its last view, here.
         self._bindings.pop(int(packet["binding"]), None)
+        if self._retired:
+            self._close_retired()
 
     def _probe(self, _packet: Packet, _fds: list[int]) -> Packet:
         begin_ns = monotonic_ns()

@@ -35,6 +35,7 @@ _FIGURES: Final = (
     "warm_load_us",
     "warm_first_run_us",
     "coverage",
+    "artefact",
     "tried",
 )
 
@@ -55,6 +56,11 @@ class Pair:
     own_worker: bool = False
     # Since the start, because a worker could not load it.
     prepared_again: bool = False
+    # Counts what was prepared anew after it had been ready; which of them workers were told of.
+    generation: int = 0
+    taken_over: int = 0
+    # What its workers have, as the backend names it; None before it was ready.
+    artefact: str | None = None
     # Its last verdict was found by this daemon, not taken from the kept ones.
     fresh: bool = False
     figures: dict[str, Any] = field(default_factory=dict)
@@ -81,9 +87,22 @@ class Pair:
             self.number = int(Precision[self.precision.upper()])
             load_us = int(verdict["warm_load_us"]) + int(verdict["warm_first_run_us"])
             self.own_worker = load_us > OWN_WORKER_US
+            artefact = str(verdict.get("artefact", ""))
+            is_other = not artefact or artefact != self.artefact
+            if fresh and self.artefact is not None and is_other:
+                self.generation += 1
+
+            self.artefact = artefact
         else:
             self.state = str(verdict.get("verdict", "failed"))
             self.reason = reason_of(verdict)
+
+    def follow(self, other: Pair) -> None:
+        """Takes over what was prepared anew for another pair that came out the same: they have
+        one place in the workers."""
+        self.figures, self.own_worker = dict(other.figures), other.own_worker
+        self.artefact = other.artefact
+        self.generation += 1
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -8,12 +8,15 @@ import os
 from collections.abc import Callable
 from math import inf
 from time import monotonic_ns
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.config import Configuration
 from switchgear.daemon.lane import Lane
 from switchgear.daemon.lane_settings import LaneSettings, Watcher
 from switchgear.ipc.record import Priority
+
+if TYPE_CHECKING:
+    from switchgear.daemon.worker_process import WorkerProcess
 
 IDLE_CHECK_S: Final = 30.0
 LANES: Final = {
@@ -35,6 +38,8 @@ class Pool:
         self._configuration = configuration
         self._lanes: dict[tuple[str, str, str], Lane] = {}
         self._watchers: list[Callable[[], None]] = []
+        # Those of lanes that are gone.
+        self._ending: set[WorkerProcess] = set()
         # Who decides where requests go; set before the first lane is made.
         self.watcher: Watcher | None = None
         self._loop = asyncio.get_running_loop()
@@ -123,13 +128,23 @@ class Pool:
                 self._end(key)
 
     def end_own(self, own: str) -> None:
-        """Ends the lanes that `lane` made for what needs a worker of its own. Does not wait."""
-        for key in [key for key in self._lanes if key[1] != "cpu" and key[2] == own]:
+        """Ends the lanes that `lane` made for what needs a worker of its own, by how their
+        names begin. Does not wait."""
+        for key in [key for key in self._lanes if key[1] != "cpu" and key[2].startswith(own)]:
+            self._end(key)
+
+    def end(self, lane: Lane) -> None:
+        """Ends one lane, if it is still one of these. Does not wait."""
+        key = (lane.group, lane.backend, lane.name)
+        if self._lanes.get(key) is lane:
+            log.info("worker %s was replaced: ended", lane.label)
             self._end(key)
 
     def _end(self, key: tuple[str, str, str]) -> None:
         worker = self._lanes.pop(key).stop()
         if worker is not None:
+            self._ending.add(worker)
+            worker.ended.add_done_callback(lambda _: self._ending.discard(worker))
             self._loop.call_later(END_LIMIT_S, worker.force)
 
     async def stop(self, force: asyncio.Event, limit_s: float) -> None:
@@ -139,6 +154,7 @@ class Pool:
         """
         self._idle.cancel()
         workers = [worker for lane in self.lanes() if (worker := lane.stop()) is not None]
+        workers += self._ending
         if not workers:
             return
 

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 
 class Preparer:
-    """Spawned at construction, which may raise OSError. `on_step` hears each step's name.
+    """Spawned at construction, which may raise OSError. `on_step` hears each step's name;
+    `cache` is the folder of the model's prepared files.
 
     `again`: the pair was prepared before; it is loaded as a serving worker loads it.
     """
@@ -39,6 +40,7 @@ class Preparer:
         pair: Pair,
         options: Mapping[str, Any],
         *,
+        cache: Path,
         markers: Path,
         tune_s: float,
         again: bool,
@@ -60,7 +62,7 @@ class Preparer:
                 f"--fd={model.fd}",
                 f"--backend={pair.backend}",
                 f"--precision={pair.asked}",
-                f"--cache={model.cache}",
+                f"--cache={cache}",
                 f"--options={json.dumps(dict(options))}",
                 f"--tune={tune_s:g}",
                 f"--digest={model.digest}",

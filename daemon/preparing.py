@@ -10,22 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic_ns
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from switchgear.backends import driver_caches
 from switchgear.backends.cache_store import trim
-from switchgear.backends.crash_marker import CrashMarkers
-from switchgear.daemon.pair import ASKED, Pair, check_pair_verdict, is_lasting
-from switchgear.daemon.preparer_process import Preparer, failed
+from switchgear.daemon.pair import ASKED, Pair, check_pair_verdict, is_lasting, reason_of
 from switchgear.daemon.presence import PROOF_LIMIT_S, Facts, prove_backend
-from switchgear.daemon.pressure import memory_is_short
-from switchgear.daemon.verdicts import Verdict, Verdicts
-from switchgear.daemon.yielding import Yielding
+from switchgear.daemon.trials import Order, Trials
+from switchgear.daemon.verdicts import Verdicts
 from switchgear.ipc.errors import UnknownModel
 
 if TYPE_CHECKING:
@@ -36,13 +30,6 @@ if TYPE_CHECKING:
     from switchgear.daemon.model import Model
     from switchgear.daemon.pool import Pool
     from switchgear.daemon.worker_process import Failure
-
-# How often a hot device, or one short of memory, is looked at again.
-LOOK_AGAIN_S: Final = 1.0
-# A driver that ends the process is asked once more.
-ATTEMPTS: Final = 2
-# Of a timeline; a search for kernels has one for each.
-MAX_STEPS: Final = 256
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +49,6 @@ class Item:
     before: tuple[str, str] | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     listeners: list[Callable[[str], None]] = field(default_factory=list)
-    begin_ns: int = 0
 
     def say(self, step: str) -> None:
         """Tells what its preparer does now."""
@@ -83,8 +69,6 @@ class Item:
 class Preparing:
     """Use it on a running loop. `on_change` is called for each pair that is ready, or that was
     and is not any more. `models` are those whose prepared files are in use.
-
-    `hot` says why the device is too warm to work in the background, or None.
     """
 
     def __init__(
@@ -99,18 +83,16 @@ class Preparing:
     ) -> None:
         self._configuration = configuration
         self._settings = configuration.prepare
-        self._pool = pool
         self._cache_dir = cache_dir
         self._models = models
         self._on_change = on_change
-        self._markers = state_dir / "markers"
+        self.trials = Trials(configuration, state_dir, pool, cache_dir)
         self.verdicts = Verdicts(state_dir / "pairs.json", check_pair_verdict)
         self.backends = {name: Facts() for name in sorted(installed) if name != "cpu"}
         for name, facts in self.backends.items():
             if not self._is_wanted(name):
                 facts.state, facts.reason = "off", "the configuration does not want it"
 
-        self.hot: Callable[[], str | None] = lambda: None
         self._queue: deque[Item] = deque()
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
@@ -361,12 +343,18 @@ class Preparing:
             if not was_ready:
                 pair.state = "preparing"
 
-            verdict = await self._try(item)
+            verdict = await self.trials.run(self._order_of(item))
+            await self._bound_caches()
+            if was_ready and item.tune_s and not verdict["ok"]:
+                # Of the search this was said: what serves was checked, and is as it was.
+                pair.step, pair.reason = "", f"the one before serves: {reason_of(verdict)}"
+                log.warning("model %s on %s: %s", model.label, pair.label, pair.reason)
+                return
+
             if is_lasting(verdict):
                 self.verdicts.keep(key, verdict)
 
-            await self._bound_caches()
-
+        before = pair.generation
         pair.apply(verdict, fresh=fresh)
         if pair.ready:
             log.info("model %s is ready on %s", model.label, pair.label)
@@ -375,6 +363,14 @@ class Preparing:
 
         if (pair.ready or was_ready) and model in self._models():
             self._on_change(model, pair)
+            if pair.generation != before:
+                for other in _twins(model, pair):
+                    other.follow(pair)
+                    self._on_change(model, other)
+
+    def _order_of(self, item: Item) -> Order:
+        model = item.model
+        return Order(model, item.pair, item.tune_s, item.say, lambda: model in self._models())
 
     async def _bound_caches(self) -> None:
         """Removes what was not used for longest, where all caches together are too large."""
@@ -384,107 +380,13 @@ class Preparing:
         if trimmed.removed:
             log.info("caches: %d of them removed, for their bound", len(trimmed.removed))
 
-    async def _try(self, item: Item) -> Verdict:
-        """Runs preparers until one gives a verdict or the second has died."""
-        item.pair.timeline = []
-        item.begin_ns = monotonic_ns()
-        verdict: Verdict = {}
-        for _ in range(ATTEMPTS):
-            verdict = await self._try_once(item, again=False)
-            if not verdict.get("died"):
-                break
 
-            # A damaged cache of its driver may be why; it is made again.
-            await asyncio.to_thread(driver_caches.clear, self._cache_dir, item.pair.backend)
-
-        if not verdict["ok"]:
-            return verdict
-
-        # Once more in a new process, as a worker will do it: what lies in the caches is right,
-        # and how long that takes.
-        warm = await self._try_once(item, again=True)
-        if not warm["ok"]:
-            return warm
-
-        return {
-            **verdict,
-            "warm_load_us": warm["load_us"],
-            "warm_first_run_us": warm["first_run_us"],
-            "run_us": warm["run_us"],
-        }
-
-    async def _try_once(self, item: Item, *, again: bool) -> Verdict:
-        model, pair = item.model, item.pair
-        await self._until(item, self._why_not_now)
-        steps: list[tuple[str, int]] = []
-
-        def step(name: str) -> None:
-            label = f"{name}, warm" if again else name
-            if len(steps) < MAX_STEPS:
-                steps.append((label, (monotonic_ns() - item.begin_ns) // 1000))
-
-            item.say(label)
-
-        try:
-            await asyncio.to_thread(os.makedirs, model.cache, mode=0o700, exist_ok=True)
-            if model not in self._models():
-                # Its descriptor may be another file's by now.
-                return failed(UnknownModel.code, "UnknownModel", "the model was unloaded")
-
-            preparer = Preparer(
-                model,
-                pair,
-                self._configuration.backend_options(pair.backend),
-                markers=self._markers,
-                tune_s=0.0 if again else item.tune_s,
-                again=again,
-                on_step=step,
-            )
-        except OSError as error:
-            return failed(error.errno or 5, "", f"{error.filename}: {error.strerror}", "errno")
-
-        try:
-            with Yielding(self._pool) as yielding:
-                yielding.started(preparer)
-                watch = asyncio.create_task(self._rest(preparer))
-                try:
-                    verdict = await preparer.verdict(self._settings.time_limit_s + item.tune_s)
-                finally:
-                    watch.cancel()
-        except asyncio.CancelledError:
-            # We end it, no driver does: that is no mark against one.
-            await preparer.close()
-            await asyncio.to_thread(CrashMarkers(self._markers).forgive, preparer.pid)
-            raise
-        finally:
-            await preparer.close()
-
-        ends = [at for _, at in steps[1:]] + [(monotonic_ns() - item.begin_ns) // 1000]
-        pair.timeline += [
-            (name, at, end - at)
-            for (name, at), end in zip(steps, ends[: len(steps)], strict=True)
-        ]
-        return verdict
-
-    # Heat and pressure.
-
-    def _why_not_now(self) -> str | None:
-        if reason := self.hot():
-            return reason
-
-        return "memory is short" if memory_is_short() else None
-
-    async def _until(self, item: Item, why_not: Callable[[], str | None]) -> None:
-        while reason := why_not():
-            item.say(f"waiting: {reason}")
-            await asyncio.sleep(LOOK_AGAIN_S)
-
-    async def _rest(self, preparer: Preparer) -> None:
-        """Keeps a preparer still while the device is hot or short of memory."""
-        resting = False
-        while True:
-            await asyncio.sleep(LOOK_AGAIN_S)
-            wanted = self._why_not_now() is not None
-            if wanted != resting:
-                resting = wanted
-                preparer.rest(resting)
+def _twins(model: Model, pair: Pair) -> list[Pair]:
+    """Those that were asked for otherwise and came out the same."""
+    return [
+        other
+        for other in model.pairs.values()
+        if other is not pair
+        and other.ready
+        and (other.backend, other.precision) == (pair.backend, pair.precision)
+    ]

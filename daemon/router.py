@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.pair import lowest_allows
+from switchgear.daemon.takeover import Takeovers, not_taken_over, own_lane_of
 from switchgear.daemon.worker_process import Failure
 from switchgear.ipc.errors import (
     BackendFailed,
@@ -84,6 +85,7 @@ class Router:
             name for name in (*ORDER[:-1], *others, "cpu") if name in self.installed
         )
         pool.watcher = self
+        self._takeovers = Takeovers(pool)
         # Chooses by estimates and the protocol, once it is up.
         self.board: Switchboard | None = None
         # Hears when a worker cannot load a pair that was ready.
@@ -151,7 +153,7 @@ class Router:
                         and (backend, pair.number) not in known
                     ):
                         known.add((backend, pair.number))
-                        own = own_lane_of(model) if pair.own_worker else ""
+                        own = own_lane_of(model, pair) if pair.own_worker else ""
                         lane = self._pool.lane(uid, backend, options.priority, own)
                         found.append(Target(backend, pair.number, lane, pair))
 
@@ -160,12 +162,13 @@ class Router:
     def refresh(self, session: Session) -> list[asyncio.Future[Any]]:
         """Finds a session's targets anew, and loads and maps ahead of its frames where a worker
         is up or can be started; the futures are those of the loads. Does not block."""
-        session.targets = self.targets(session)
+        session.targets = self._takeovers.places(session, self.targets(session))
         session.routes.clear()
         if self.board is not None:
             session.seat = self.board.seat(session)
+
         loads: list[asyncio.Future[Any]] = []
-        for target in session.targets:
+        for target in (*session.targets, *self._takeovers.coming(session)):
             session.lanes.add(target.lane)
             target.lane.sessions.add(session)
             loads += self._bind(session, target)
@@ -180,7 +183,7 @@ class Router:
         # Without a worker now, the first frame asks again, and gets the answer.
         with contextlib.suppress(NoBackend):
             load = target.lane.bind(session, target.precision, target.expected_load_s)
-            self._choose_anew_after(load, session, target.pair)
+            self._choose_anew_after(load, session, target)
             return [load]
 
         return []
@@ -195,22 +198,35 @@ class Router:
                     if lane.worker is not None:
                         lane.worker.forget_failure(model.instance, pair.number)
 
+            if pair.generation != pair.taken_over:
+                pair.taken_over = pair.generation
+                self._takeovers.renewed(model, pair)
+
         for session in sessions:
             if session.model is model and not session.ended:
                 self.refresh(session)
 
     def _choose_anew_after(
-        self, load: asyncio.Future[Any], session: Session, pair: Pair | None
+        self, load: asyncio.Future[Any], session: Session, target: Target
     ) -> None:
         if load.done():
             return
 
         def loaded(future: asyncio.Future[Any]) -> None:
             session.routes.clear()
+            pair = target.pair
             result = None if future.cancelled() else future.result()
             died = isinstance(result, Failure) and result.code == WorkerDied.code
-            if isinstance(result, Failure) and pair is not None and pair.ready and not died:
-                self.on_load_failed(session.model, pair, result)
+            coming = target in self._takeovers.coming(session)
+            if isinstance(result, Failure):
+                if pair is not None and pair.ready and not died:
+                    if coming:
+                        not_taken_over(session.model, pair, result)
+                    else:
+                        self.on_load_failed(session.model, pair, result)
+            elif coming and pair is not None and not session.ended:
+                self._takeovers.say(target.lane, session.model, pair, result or {})
+                self.refresh(session)
 
         load.add_done_callback(loaded)
 
@@ -220,7 +236,7 @@ class Router:
         for session in list(lane.sessions):
             session.routes.clear()
             if worker is not None and worker.state == "ready" and not session.ended:
-                for target in session.targets:
+                for target in (*session.targets, *self._takeovers.coming(session)):
                     if target.lane is lane and target.pair is not None:
                         self._bind(session, target)
 
@@ -330,17 +346,13 @@ class Router:
 
     def ended(self, session: Session) -> None:
         """A session is over."""
+        self._takeovers.forget(session)
         if self.board is not None:
             self.board.drop_session(session)
 
     def retry_after_ms(self, session: Session) -> int:
         """When a session that has no backend now may have one."""
         return self.board.retry_after_ms(session) if self.board is not None else 0
-
-
-def own_lane_of(model: Model) -> str:
-    """The name of the lanes of a model that needs workers of its own."""
-    return model.digest[:12]
 
 
 def _not_ready(model: Model, backends: tuple[str, ...], pairs: list[Pair]) -> SwitchgearError:

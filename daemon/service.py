@@ -28,9 +28,10 @@ from switchgear.daemon.notify import Announcer, Condition, Notifier
 from switchgear.daemon.pool import Pool
 from switchgear.daemon.preparing import Preparing
 from switchgear.daemon.resident import Residents
-from switchgear.daemon.router import Router, own_lane_of
+from switchgear.daemon.router import Router
 from switchgear.daemon.session_events import SessionEvents
 from switchgear.daemon.sessions import Sessions
+from switchgear.daemon.takeover import own_prefix
 from switchgear.daemon.telemetry.metrics import Metrics
 from switchgear.daemon.validation import Validation
 from switchgear.daemon.varlink_server import Peer, Server
@@ -335,7 +336,7 @@ class Service:
         )
         await fingerprinting.read()
         self._fingerprinting.set_result(fingerprinting)
-        self.preparing.hot = fingerprinting.hot
+        self.preparing.trials.hot = fingerprinting.hot
         if self.ready:
             self.preparing.begin()
             fingerprinting.begin()
@@ -377,7 +378,7 @@ class Service:
             self.router.board.drop_model(model.digest)
 
         self.preparing.model_gone(model)
-        self.pool.end_own(own_lane_of(model))
+        self.pool.end_own(own_prefix(model))
 
     def _pair_has_changed(self, model: Model, pair: Pair) -> None:
         """Its sessions may use it from now on, their workers load it first; or not any more."""

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -108,6 +110,8 @@ class WorkerProcess:
         self._loaded: dict[int, asyncio.Future[worker.Packet | Failure]] = {}
         # What it was asked to load and has not answered, in that order: model and since when.
         self._loading: dict[int, tuple[Model, int]] = {}
+        # Loads of what it has loaded already, in their order.
+        self._renewals: dict[int, deque[asyncio.Future[worker.Packet | Failure]]] = {}
         # Instance by binding.
         self._bound: dict[int, int] = {}
         self._probe: asyncio.Future[worker.Packet] | None = None
@@ -155,18 +159,42 @@ class WorkerProcess:
         if future is None:
             future = self._loop.create_future()
             self._loaded[identity] = future
-            self._loading[identity] = (instance.model, monotonic_ns())
-            packet: worker.Packet = {
-                "op": "load",
-                "instance": identity,
-                "shapes": {name: list(shape) for name, shape in instance.shapes.items()},
-                "warm": not instance.stateful,
-            }
-            if precision:
-                packet["precision"] = Precision(precision).name.lower()
-                packet["cache"] = instance.model.cache
+            self._send_load(instance, precision)
 
-            self._send(packet, [instance.model.fd])
+        return future
+
+    def _send_load(self, instance: Instance, precision: int) -> None:
+        identity = in_precision(instance.identity, precision)
+        self._loading[identity] = (instance.model, monotonic_ns())
+        packet: worker.Packet = {
+            "op": "load",
+            "instance": identity,
+            "shapes": {name: list(shape) for name, shape in instance.shapes.items()},
+            "warm": not instance.stateful,
+        }
+        if precision:
+            packet["precision"] = Precision(precision).name.lower()
+            packet["cache"] = instance.model.cache
+
+        self._send(packet, [instance.model.fd])
+
+    def renew(
+        self, instance: Instance, precision: int, sessions: Iterable[Session]
+    ) -> asyncio.Future[worker.Packet | Failure] | None:
+        """Loads once more what was prepared anew, and gives it the arenas of these sessions;
+        what it has loaded serves until then, and goes on where that fails. None where it has
+        not been asked for the instance before. Does not block.
+        """
+        identity = in_precision(instance.identity, precision)
+        if identity not in self._loaded or self.state in ("ending", "ended"):
+            return None
+
+        future: asyncio.Future[worker.Packet | Failure] = self._loop.create_future()
+        self._renewals.setdefault(identity, deque()).append(future)
+        self._send_load(instance, precision)
+        for session in sessions:
+            if in_precision(session.identity, precision) in self._bound:
+                self._send_bind(session, precision)
 
         return future
 
@@ -206,9 +234,9 @@ class WorkerProcess:
         for binding in [b for b, of in self._bound.items() if of == instance]:
             del self._bound[binding]
 
-    def unload(self, identity: int) -> None:
-        """Frees an instance in whatever precisions it is loaded."""
-        for number in PRECISIONS:
+    def unload(self, identity: int, precisions: Iterable[int] = PRECISIONS) -> None:
+        """Frees an instance in whatever of these precisions it is loaded."""
+        for number in precisions:
             instance = in_precision(identity, number)
             future = self._loaded.pop(instance, None)
             if future is not None:
@@ -227,21 +255,23 @@ class WorkerProcess:
         identity = in_precision(session.identity, precision)
         future = self.load(session.instance, precision)
         if identity not in self._bound:
-            instance = in_precision(session.instance.identity, precision)
-            self._bound[identity] = instance
-            packet = {
-                "op": "bind",
-                "binding": identity,
-                "instance": instance,
-                "layout": session.layout_json,
-            }
-            self._send(packet, [session.arena_fd])
+            self._bound[identity] = in_precision(session.instance.identity, precision)
+            self._send_bind(session, precision)
 
         return future
 
-    def unbind(self, identity: int) -> None:
-        """Forgets a session's arena, in whatever precisions it is bound."""
-        for number in PRECISIONS:
+    def _send_bind(self, session: Session, precision: int) -> None:
+        packet = {
+            "op": "bind",
+            "binding": in_precision(session.identity, precision),
+            "instance": in_precision(session.instance.identity, precision),
+            "layout": session.layout_json,
+        }
+        self._send(packet, [session.arena_fd])
+
+    def unbind(self, identity: int, precisions: Iterable[int] = PRECISIONS) -> None:
+        """Forgets a session's arena, in whatever of these precisions it is bound."""
+        for number in precisions:
             binding = in_precision(identity, number)
             if binding in self._bound:
                 del self._bound[binding]
@@ -376,13 +406,27 @@ class WorkerProcess:
             following = next(iter(self._loading))
             self._loading[following] = (self._loading[following][0], monotonic_ns())
 
+        result = Failure.from_packet(packet) if failed else packet
+        future = self._loaded.get(identity)
+        renewals = self._renewals.get(identity)
+        if renewals and (future is None or future.done()):
+            renewed = renewals.popleft()
+            if not renewals:
+                del self._renewals[identity]
+
+            if not failed and future is not None and isinstance(future.result(), Failure):
+                # The load before it had failed, and its arenas with it: bound at the next need.
+                self._loaded[identity] = renewed
+
+            renewed.set_result(result)
+            return
+
         if failed:
             # It has refused the arenas too.
             self._forget_bindings(identity)
 
-        future = self._loaded.get(identity)
         if future is not None and not future.done():
-            future.set_result(Failure.from_packet(packet) if failed else packet)
+            future.set_result(result)
 
     # Its end.
 
@@ -444,7 +488,7 @@ class WorkerProcess:
             self._sock.close()
 
         gone = Failure("switchgear", 401, "WorkerDied", self.end_reason)
-        for future in self._loaded.values():
+        for future in (*self._loaded.values(), *chain(*self._renewals.values())):
             if not future.done():
                 future.set_result(gone)
 

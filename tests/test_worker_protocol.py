@@ -84,7 +84,7 @@ def test_the_known_answer(started: WorkerUnderTest) -> None:
 
 def test_a_frame_goes_through(started: WorkerUnderTest) -> None:
     loaded = started.load(generate.accumulator(), warm=False)
-    assert set(loaded) == {"op", "instance", "precision", "load_us", "first_run_us"}
+    assert set(loaded) == {"op", "instance", "precision", "artefact", "load_us", "first_run_us"}
     assert (loaded["op"], loaded["instance"], loaded["precision"]) == ("loaded", 1, "fp32")
     with Arena(X, TOTAL, slots=2) as arena:
         started.send([arena.fd], op="bind", binding=5, instance=1, layout=arena.layout_json)
@@ -180,6 +180,38 @@ def test_unbind_and_unload_give_everything_back(started: WorkerUnderTest) -> Non
             started.ask(op="probe")
             assert descriptors(started.pid) == before, number
             assert "memfd:arena" not in Path(f"/proc/{started.pid}/maps").read_text()
+
+
+def test_what_was_prepared_anew_serves_from_the_next_bind_on(started: WorkerUnderTest) -> None:
+    with Arena(X, TOTAL) as arena:
+        bound(started, generate.accumulator(), arena)
+        arena.write(ONES)
+        fields: dict[str, Any] = {"input_slot": 0, "output_slot": 0, "binding": 5}
+
+        def total() -> float:
+            assert started.infer(**fields).status_domain == 0
+            return float(np.frombuffer(arena.read(), np.float32)[0])
+
+        assert total() == 1
+        before = descriptors(started.pid)
+        # One that fails changes nothing.
+        assert started.load(b"no model")["op"] == "failed"
+        assert total() == 2
+        assert started.load(generate.accumulator())["op"] == "loaded"
+        # The sum of the old one goes on.
+        assert total() == 3
+        started.send([arena.fd], op="bind", binding=5, instance=1, layout=arena.layout_json)
+        assert total() == 1
+        # The old one is gone.
+        assert descriptors(started.pid) == before
+
+
+def test_a_replaced_instance_that_nobody_has_is_freed_at_once(started: WorkerUnderTest) -> None:
+    assert started.load(generate.accumulator())["op"] == "loaded"
+    before = descriptors(started.pid)
+    assert started.load(generate.accumulator())["op"] == "loaded"
+    started.ask(op="probe")
+    assert descriptors(started.pid) == before
 
 
 def descriptors(pid: int) -> list[str]:

@@ -153,6 +153,16 @@ class Artefact:
                 raise BadArtefactError(f"the buffer of {spec.name!r} has another size")
 
 
+def digest_of(artefact: Artefact) -> str:
+    """16 hexadecimal digits for what an artefact runs: its kernels, launches and buffers.
+
+    Notes, binary and constants are left out: they change without a change of what is launched.
+    """
+    what = (artefact.precision, artefact.source, artefact.kernels, artefact.launches)
+    parts = (*what, artefact.buffers, artefact.inputs, artefact.outputs)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
 def _check_indices(indices: tuple[int, ...], count: int) -> None:
     if not all(0 <= index < count for index in indices):
         raise BadArtefactError(f"a buffer that is none of the {count}")

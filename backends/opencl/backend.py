@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 from switchgear.backends.contract import Coverage, Instance, LoadRequest, ModelInfo
-from switchgear.backends.opencl.artefact import Artefact, without_constants
+from switchgear.backends.opencl.artefact import Artefact, digest_of, without_constants
 from switchgear.backends.opencl.device import Device
 from switchgear.backends.opencl.probe import check_known_answer
 from switchgear.backends.opencl.replay import Replay, Slot
@@ -81,6 +81,7 @@ class OpenClInstance:
         self.coverage: Coverage = artefact.coverage
         # What the compiler found out: layers, ratios, times.
         self.notes: Mapping[str, str] = artefact.notes
+        self.artefact_id = digest_of(artefact)
         self._artefact = artefact
         self._replay = Replay(device, artefact)
         self._entries = tuple(

@@ -21,7 +21,7 @@ from switchgear.daemon.routing.policies import policy_of
 from switchgear.daemon.routing.ring import DecisionRing
 from switchgear.daemon.switchboard.place import Place, Row, Seat
 from switchgear.ipc.errors import DOMAIN_NAMES
-from switchgear.ipc.record import NO_READING, Priority, Reason
+from switchgear.ipc.record import NO_READING, Precision, Priority, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -140,7 +140,9 @@ class Switchboard:
         options, digest = session.options, session.model.digest
         rows = []
         for target in session.targets:
-            precision = "auto" if target.pair is None else target.pair.precision
+            # Not the pair's: it may have been prepared in another meanwhile.
+            number = target.precision
+            precision = "auto" if target.pair is None else Precision(number).name.lower()
             place = self._places.get(PairKey(digest, target.backend, precision))
             if place is not None:
                 rows.append(Row(target, place))

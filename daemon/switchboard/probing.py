@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from switchgear.daemon import warming
 from switchgear.daemon.child import Child, describe_end
-from switchgear.daemon.router import own_lane_of
+from switchgear.daemon.takeover import own_lane_of
 from switchgear.ipc.errors import NotPrepared
 from switchgear.ipc.record import Precision, Priority
 
@@ -151,9 +151,10 @@ class Prober:
 
         own = ""
         if model is not None and probe.pair is not None:
-            pairs = [p for p in model.pairs.values() if p.backend == probe.backend]
-            if any(p.own_worker and p.precision == probe.pair.precision for p in pairs):
-                own = own_lane_of(model)
+            for pair in model.pairs.values():
+                known = pair.backend == probe.backend and pair.precision == probe.pair.precision
+                if known and pair.own_worker:
+                    own = own_lane_of(model, pair)
 
         uid = os.geteuid()
         return self._pool.lane(uid, probe.backend, Priority.NORMAL, own), model

@@ -9,6 +9,7 @@
  *   fail_after  fail_invoke lets this many partition runs pass first
  *   latency_us  extra time per partition run
  *   latency_file  a file with the extra time per partition run, read anew each time
+ *   create_us   time that it takes to be created, with every load of a model
  *   max_nodes   claims at most this many nodes
  *   int8        1: claims quantised convolutions too, and computes them in floats
  *   abort_after aborts the process in the partition run after this many
@@ -537,6 +538,8 @@ EXPORT Delegate *tflite_plugin_create_delegate(
             o->abort_after = atoi(value);
         else if (!strcmp(key, "latency_us"))
             o->latency_us = atoi(value);
+        else if (!strcmp(key, "create_us"))
+            usleep((useconds_t)atoi(value));
         else if (!strcmp(key, "max_nodes"))
             o->max_nodes = atoi(value);
         else if (!strcmp(key, "int8"))

@@ -1,0 +1,204 @@
+"""What was prepared anew is taken over by the workers that serve, without a gap."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import native_build
+import pytest
+from daemon_process import DaemonProcess
+from devices import require_opencl
+from preparing_faults import ENABLED, frame, npu_daemon, until, workers
+from small_network import small_network
+
+from switchgear.client import Client, Model, Pair, Session, connect
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
+
+
+class Frames:
+    """Runs frames in a thread; `backends` are those that answered.
+
+    A preparer stands still while requests run: so there is a gap between them, in seconds.
+    """
+
+    def __init__(self, session: Session, inputs: dict[str, Any], gap_s: float = 0.03) -> None:
+        self.backends: set[str] = set()
+        self.count = 0
+        self.error: BaseException | None = None
+        self._session = session
+        self._inputs = inputs
+        self._gap_s = gap_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._gap_s):
+                result = self._session.run(self._inputs)
+                self.backends.add(result.backend)
+                assert result.tried == ()
+                self.count += 1
+        except BaseException as error:
+            self.error = error
+
+    def more(self) -> bool:
+        """Waits for two further frames: one may have been in flight."""
+        want = self.count + 2
+        until(lambda: self.count >= want or self.error is not None)
+        return self.error is None
+
+    def __enter__(self) -> Frames:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def the_pair(client: Client, backend: str, asked: str = "auto") -> Pair:
+    pairs = client.describe("net").pairs
+    return next(p for p in pairs if (p.backend, p.asked) == (backend, asked))
+
+
+def taken_over(daemon: DaemonProcess, artefact: str = "") -> int:
+    """How often a worker said that it has loaded what was prepared anew."""
+    lines = daemon.log_text().splitlines()
+    return sum("has taken over model net" in line and line.endswith(artefact) for line in lines)
+
+
+def test_a_shared_worker_loads_it_beside_what_serves() -> None:
+    with npu_daemon() as (daemon, client):
+        client.load_model(small_network(), "net")
+        model = client.prepare_model("net")
+        with (
+            client.open_session(model, backends=["npu"], strict=True) as session,
+            Frames(session, frame(model)) as frames,
+        ):
+            (row,) = workers(client)
+            client.prepare_model("net", again=True)
+            until(lambda: taken_over(daemon) or frames.error)
+            assert frames.more()
+            assert (frames.backends, frames.error) == ({"npu"}, None)
+            (now,) = workers(client)
+            assert (now["pid"], now["restarts"]) == (row["pid"], 0)
+
+
+def test_what_takes_long_to_load_gets_a_new_worker_that_takes_over() -> None:
+    with npu_daemon(create_us="250000") as (daemon, client):
+        client.load_model(small_network(), "net")
+        model = client.prepare_model("net")
+        inputs = frame(model)
+        with (
+            client.open_session(model, backends=["npu"], strict=True) as session,
+            client.open_session(model, backends=["npu"], strict=True) as other,
+            Frames(session, inputs) as frames,
+        ):
+            (row,) = workers(client)
+            assert row["lane"] == model.hash[:12]
+            client.prepare_model("net", again=True)
+            (now,) = until(lambda: only_other(client, row["pid"]))
+            assert now["lane"] == f"{model.hash[:12]}.1"
+            until(lambda: row["pid"] not in daemon.children())
+            assert frames.more()
+            assert (frames.backends, frames.error) == ({"npu"}, None)
+            assert other.run(inputs).backend == "npu"
+
+        client.unload_model("net", force=True)
+        until(lambda: not workers(client))
+
+
+def only_other(client: Client, pid: int) -> list[dict[str, Any]]:
+    rows = workers(client)
+    return rows if [row["pid"] for row in rows] != [pid] and len(rows) == 1 else []
+
+
+def test_a_search_that_fails_leaves_what_serves(tmp_path: Path) -> None:
+    library = tmp_path / "delegate.so"
+    good = native_build.delegate().read_bytes()
+    library.write_bytes(good)
+    with npu_daemon(delegate=library) as (daemon, client):
+        client.load_model(small_network(), "net")
+        model = client.prepare_model("net")
+        kept = files(daemon)
+        with client.open_session(model, backends=["npu"], strict=True) as session:
+            aside = library.with_suffix(".new")
+            aside.write_bytes(b"no library")
+            aside.rename(library)
+            tuned = client.prepare_model("net", ["npu"], tune_s=1)
+            (pair,) = tuned.pairs
+            assert pair.state == "ready"
+            assert pair.reason.startswith("the one before serves: errno:")
+            assert session.run(frame(model)).backend == "npu"
+            assert files(daemon) == kept
+            # Asked whether it still holds, it does not.
+            (pair,) = client.prepare_model("net", ["npu"], again=True).pairs
+            assert pair.state == "failed"
+
+
+def files(daemon: DaemonProcess) -> dict[str, bytes]:
+    folder = daemon.cache_dir / "models"
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+@contextmanager
+def opencl_daemon(folder: Path) -> Iterator[tuple[DaemonProcess, Client]]:
+    config = f'[prepare]\nbackends = ["opencl"]\n[thermal]\nsysfs_root = "{folder}"\n'
+    with (
+        DaemonProcess(config=config, environment=ENABLED) as process,
+        connect(process.socket) as client,
+    ):
+        yield process, client
+
+
+def slow_down(daemon: DaemonProcess, model: Model) -> None:
+    """Makes the prepared artefact a right but slow one: its first kernel runs often."""
+    from dataclasses import replace
+
+    from switchgear.backends.opencl import artefact as artefacts
+
+    (path,) = (daemon.cache_dir / "models" / model.hash).glob("opencl-fp32-*")
+    artefact = artefacts.read(str(path))
+    extra = 50
+    buffers = tuple(
+        replace(buffer, first=buffer.first and buffer.first + extra, last=buffer.last + extra)
+        for buffer in artefact.buffers
+    )
+    launches = (*(artefact.launches[0],) * extra, *artefact.launches)
+    artefacts.write(replace(artefact, buffers=buffers, launches=launches), str(path))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_faster_kernels_are_taken_over_by_the_worker_that_serves(tmp_path: Path) -> None:
+    require_opencl()
+    with opencl_daemon(tmp_path) as (daemon, client):
+        client.load_model(small_network(), "net")
+        model = client.prepare_model("net", ["opencl"], "fp32")
+        fast = the_pair(client, "opencl", "fp32").figures["artefact"]
+        slow_down(daemon, model)
+        client.prepare_model("net", ["opencl"], "fp32", again=True)
+        slow = the_pair(client, "opencl", "fp32").figures["artefact"]
+        assert slow != fast
+        with (
+            client.open_session(model, backends=["opencl"], strict=True) as session,
+            Frames(session, frame(model)) as frames,
+        ):
+            client.prepare_model("net", ["opencl"], "fp32", tune_s=5)
+            tuned = the_pair(client, "opencl", "fp32").figures["artefact"]
+            assert tuned != slow
+            # The name is what the worker says of what it has loaded.
+            until(lambda: taken_over(daemon, tuned) or frames.error)
+            assert frames.more()
+            assert (frames.backends, frames.error) == ({"opencl"}, None)
+            # Searched for as long already, nothing is new.
+            count = taken_over(daemon)
+            client.prepare_model("net", ["opencl"], "fp32", tune_s=5)
+            assert the_pair(client, "opencl", "fp32").figures["artefact"] == tuned
+            assert taken_over(daemon) == count
