@@ -183,7 +183,7 @@ class Listener:
         own = self._session.identity if seat is not None and seat.limits is not None else 0
         among = [other.place.key for other in self._rows]
         answer = board.protocol.admit(key, now_s, session=own, among=among)
-        if state == "normal":
+        if answer.state != "normal" and state != "degraded":
             # What the session's own limits say, or that low priorities wait.
             state = answer.state
 

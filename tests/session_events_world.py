@@ -16,7 +16,7 @@ from switchgear.daemon.config import Configuration
 from switchgear.daemon.options import Options
 from switchgear.daemon.protocol.machine import Protocol
 from switchgear.daemon.protocol.reading import NO_SENSOR, Reading
-from switchgear.daemon.protocol.topology import PairKey
+from switchgear.daemon.protocol.topology import PairKey, SessionLimits
 from switchgear.daemon.router import Target
 from switchgear.daemon.session import Session
 from switchgear.daemon.session_events import SessionEvents
@@ -110,6 +110,7 @@ class World:
         buffer_bytes: int = 0,
         priority: Priority = Priority.NORMAL,
         refuses: bool = False,
+        slow_ms: float = 0.0,
     ) -> Client:
         """A session whose model serves on these backends, in fp16, and on the CPU.
 
@@ -124,7 +125,12 @@ class World:
             len(self.clients) + 1,
             SimpleNamespace(pid=os.getpid(), uid=0, gid=0),  # type: ignore[arg-type]
             SimpleNamespace(model=described),  # type: ignore[arg-type]
-            Options(slots, "wait", priority, names, strict=False, events=events),
+            Options(
+                *(slots, "wait", priority, names),
+                strict=False,
+                slow_ms=slow_ms,
+                events=events,
+            ),
             -1,
             {},
             2 * slots,
@@ -179,9 +185,19 @@ class World:
     def trip(self, backend: str, model: str = "m") -> None:
         """Three slow frames on a device that is above its trip."""
         self.heat(PARTS[backend].name, TRIP_C + 3)
+        self.frames(backend, SLOW_MS, model)
+
+    def frames(
+        self,
+        backend: str,
+        run_ms: float,
+        model: str = "m",
+        limits: SessionLimits | None = None,
+    ) -> None:
+        """Three frames of a model, or of the session that has these limits."""
         for _ in range(3):
             key = PairKey(model, backend, "fp16")
-            self.protocol.frame(key, SLOW_MS, monotonic())
+            self.protocol.frame(key, run_ms, monotonic(), session_limits=limits)
 
         self.board.tell()
 

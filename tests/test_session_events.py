@@ -9,10 +9,11 @@ from time import monotonic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from session_events_world import TRIP_C, Client, World, turns
+from session_events_world import SLOW_MS, TRIP_C, Client, World, turns
 
 from switchgear.daemon import session_events
-from switchgear.daemon.protocol.topology import PairKey
+from switchgear.daemon.protocol.answers import Event
+from switchgear.daemon.protocol.topology import PairKey, Target
 from switchgear.daemon.session_events import (
     AHEAD_RECORDS,
     HEADROOM_BAND_C,
@@ -66,6 +67,74 @@ def test_a_trip_is_told_of_each_place_on_the_device() -> None:
             assert event.temperature_age_ms == 7
             assert 100_000 < event.retry_after_ms <= 132_000
             assert abs(event.at_ns - monotonic() * 1e9) < 10e9
+
+    in_world(test)
+
+
+def test_a_trip_of_a_device_that_was_warm_already_is_told() -> None:
+    async def test(world: World) -> None:
+        client = world.open("vulkan", "npu")
+        world.heat("gpu", 30.0)
+        world.heat("gpu", TRIP_C + 3)
+        await turns()
+        (warm,) = client.events()
+        assert (warm.kind, warm.headroom_mc) == (EventKind.SHEDDING, -3000)
+        world.frames("vulkan", SLOW_MS)
+        await turns()
+        (event,) = client.events()
+        assert (event.kind, event.number) == (EventKind.TRIPPED, 2)
+
+    in_world(test)
+
+
+def test_a_sessions_own_limits_are_told_to_itself_only() -> None:
+    async def test(world: World) -> None:
+        strict, other = world.open("npu", slow_ms=20.0), world.open("npu")
+        world.heat("npu", 30.0)
+        world.heat("npu", TRIP_C + 3)
+        await turns()
+        for client in (strict, other):
+            (warm,) = client.events()
+            assert warm.device_state == State.SHEDDING
+
+        # Slow for this session, and for no other.
+        world.frames("npu", 50.0, limits=strict.session.seat.limits)  # type: ignore[union-attr]
+        await turns()
+        (event,) = strict.events()
+        assert (event.kind, event.backend) == (EventKind.TRIPPED, Backend.NPU)
+        assert event.device_state == State.SHEDDING
+        assert event.retry_after_ms > 100_000
+        assert other.records() == []
+
+    in_world(test)
+
+
+def test_who_has_no_place_there_is_not_even_looked_at() -> None:
+    async def test(world: World) -> None:
+        clients = {
+            "gpu": world.open("vulkan"),
+            "other model": world.open("vulkan", model="other"),
+            "npu": world.open("npu"),
+        }
+        own = clients["gpu"].session.identity
+        key = PairKey("m", "vulkan", "fp16")
+        targets = {
+            Target("device", "gpu"): {"gpu", "other model"},
+            Target("device", "cpu"): set(clients),
+            Target("backend", "npu"): {"npu"},
+            Target("backend", "opencl"): set(),
+            Target("pair", key): {"gpu"},
+            Target("pair", key, own): {"gpu"},
+            Target("pair", key, own + 1): set(),
+        }
+        for target, expected in targets.items():
+            event = Event(1.0, "transition", target, "closed", "open", "heat", "")
+            assert expected == {
+                name
+                for name, client in clients.items()
+                if client.session.listener is not None
+                and client.session.listener.concerns(event)
+            }, target
 
     in_world(test)
 
