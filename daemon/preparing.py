@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 from switchgear.backends.cache_store import trim
 from switchgear.daemon.pair import ASKED, Pair, check_pair_verdict, is_lasting, reason_of
-from switchgear.daemon.presence import PROOF_LIMIT_S, Facts, prove_backend
+from switchgear.daemon.presence import PROOF_LIMIT_S, Facts
+from switchgear.daemon.proofs import Proofs
 from switchgear.daemon.trials import Order, Trials
 from switchgear.daemon.verdicts import Verdicts
 from switchgear.ipc.errors import UnknownModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from switchgear.daemon.config import Configuration
     from switchgear.daemon.jobs import Job
@@ -88,11 +89,15 @@ class Preparing:
         self._on_change = on_change
         self.trials = Trials(configuration, state_dir, pool, cache_dir)
         self.verdicts = Verdicts(state_dir / "pairs.json", check_pair_verdict)
-        self.backends = {name: Facts() for name in sorted(installed) if name != "cpu"}
-        for name, facts in self.backends.items():
-            if not self._is_wanted(name):
-                facts.state, facts.reason = "off", "the configuration does not want it"
-
+        self.proofs = Proofs(
+            sorted(name for name in installed if name != "cpu"),
+            self._is_wanted,
+            configuration.backend_options,
+            min(PROOF_LIMIT_S, self._settings.time_limit_s),
+            self._has_come,
+        )
+        # Hears of each backend that was absent and runs now.
+        self.on_present: Callable[[str], None] = lambda _: None
         self._queue: deque[Item] = deque()
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
@@ -121,6 +126,11 @@ class Preparing:
         await asyncio.to_thread(self.verdicts.flush)
         for item in self._all():
             item.ended.set()
+
+    @property
+    def backends(self) -> Mapping[str, Facts]:
+        """What is known of each installed backend but the CPU."""
+        return self.proofs.facts
 
     @property
     def enabled(self) -> bool:
@@ -286,15 +296,27 @@ class Preparing:
     # The one that works.
 
     async def _run(self) -> None:
-        if self._settings.enabled:
-            limit_s = min(PROOF_LIMIT_S, self._settings.time_limit_s)
-            for name in self.backends:
-                if self._is_wanted(name):
-                    options = self._configuration.backend_options(name)
-                    self.backends[name] = await prove_backend(name, options, limit_s)
+        if not self._settings.enabled:
+            return
 
-            self._proven.set()
+        await self.proofs.first()
+        self._proven.set()
+        looks = asyncio.create_task(self.proofs.run())
+        try:
+            await self._empty_queue()
+        finally:
+            looks.cancel()
+            await asyncio.wait([looks])
 
+    def _has_come(self, backend: str) -> None:
+        """A backend that was absent runs now: what waited for it is prepared."""
+        self.on_present(backend)
+        for model in self._models():
+            for pair in model.pairs.values():
+                if pair.backend == backend and pair.state == "absent":
+                    self._add(Item(model, pair))
+
+    async def _empty_queue(self) -> None:
         while True:
             while self._queue:
                 self._present = self._queue.popleft()
@@ -317,8 +339,12 @@ class Preparing:
         model, pair = item.model, item.pair
         facts = self.backends.get(pair.backend, Facts("absent", "it is not installed"))
         try:
+            if facts.state == "absent" and item.followers:
+                item.say("trying the driver")
+                facts = await self.proofs.ask(pair.backend)
+
             if facts.state in ("absent", "off"):
-                pair.state, pair.reason = "absent", facts.reason
+                pair.state, pair.reason, pair.step = "absent", facts.reason, ""
             else:
                 await self._decide(item, self._key(item, facts))
         except asyncio.CancelledError:

@@ -32,6 +32,8 @@ class Facts:
     engine: str = ""
     engine_version: str = ""
     identity: dict[str, str] = field(default_factory=dict)
+    # It was the backend that said so: a timeout or a death may be the moment's.
+    settled: bool = True
 
     @property
     def key(self) -> str:
@@ -55,7 +57,8 @@ async def prove_backend(
     try:
         worker = WorkerProcess(name, low, f"{name}/proof", Events(none, none, none))
     except OSError as error:
-        return Facts("absent", f"no process can be started: {error.strerror}")
+        text = f"no process can be started: {error.strerror}"
+        return Facts("absent", text, settled=False)
 
     try:
         async with asyncio.timeout(limit_s):
@@ -65,6 +68,7 @@ async def prove_backend(
         answer = {"ok": False}
     except asyncio.CancelledError:
         worker.kill("asked to")
+        await asyncio.wait([worker.ended])
         raise
 
     facts = Facts(engine=worker.engine, engine_version=worker.engine_version)
@@ -77,6 +81,7 @@ async def prove_backend(
     else:
         facts.state = "absent"
         facts.reason = _why(answer, worker)
+        facts.settled = worker.absent is not None or "domain" in answer
         worker.close()
 
     return await _ended(worker, facts)

@@ -111,6 +111,7 @@ class Service:
             lambda: self.models.all_for(0),
             self._pair_has_changed,
         )
+        self.preparing.on_present = self._backend_has_come
         self.router.on_load_failed = self.preparing.load_failed
         self.models = Models(
             configuration,
@@ -362,10 +363,20 @@ class Service:
 
         self.operation.on_reading = self.session_events.measured
         self.router.board = await self.operation.start(identities)
+        for name, facts in self.preparing.backends.items():
+            if facts.state == "present":
+                # It came while the board was made.
+                self.operation.add_backend(name, facts.identity)
+
         for session in self.sessions.all():
             self.router.refresh(session)
 
         self.session_events.changed()
+
+    def _backend_has_come(self, name: str) -> None:
+        """It was absent at the start. Its pairs come once they are prepared."""
+        if self.operation is not None:
+            self.operation.add_backend(name, self.preparing.backends[name].identity)
 
     def _model_is_loaded(self, model: Model) -> None:
         if self.router.board is not None:
@@ -389,7 +400,9 @@ class Service:
         self.session_events.changed(model.digest)
 
     def request_reload(self) -> None:
-        """Reads the configuration again, and applies what can change without a restart."""
+        """Reads the configuration again, and applies what can change without a restart; has
+        backends that are absent tried again."""
+        self.preparing.proofs.ask_all()
         task = asyncio.get_running_loop().create_task(self._reload())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -67,6 +67,8 @@ def backend_states(service: Service) -> list[dict[str, str]]:
         elif facts is not None and facts.state != "unknown":
             state = "ready" if facts.state == "present" else facts.state
             reason = facts.reason
+            if state == "absent":
+                reason += f"; {service.preparing.proofs.outlook(name)}"
         else:
             state, reason = "starting", "its known-answer run has not ended"
 

@@ -162,13 +162,20 @@ def daemon(named: str | None) -> Check:
     try:
         with connect(path, reconnect=False) as client:
             info = client.info()
+            backends = client.status()["backends"]
     except NotRunning as error:
         return Check("daemon", MISSING, error.text.partition(";")[0], _start(named))
     except SwitchgearError as error:
         return Check("daemon", MISSING, f"{error.name}: {error.text}", "")
 
     state = "ready" if info["ready"] else info["state"]
-    return Check("daemon", OK, f"{info['version']}, pid {info['pid']}, {state}, on {path}")
+    text = f"{info['version']}, pid {info['pid']}, {state}, on {path}"
+    # What is there for the tests above may not have been there when it started.
+    for row in backends:
+        if row["state"] == "absent":
+            text += f"; {row['name']} is absent for it: {row['reason']}"
+
+    return Check("daemon", OK, text)
 
 
 def _start(named: str | None) -> str:

@@ -35,6 +35,8 @@ from switchgear.daemon.protocol.pair_state import (
 )
 from switchgear.daemon.protocol.reading import Reading, Warmth
 from switchgear.daemon.protocol.records import (
+    BackendRecord,
+    DeviceRecord,
     PairRecord,
     SessionRecord,
     seed_of,
@@ -46,6 +48,7 @@ from switchgear.daemon.protocol.table import (
     Tick,
 )
 from switchgear.daemon.protocol.topology import (
+    Device,
     PairKey,
     Presence,
     SessionLimits,
@@ -68,7 +71,20 @@ class Protocol(Levels):
     is not known; it decides whether INT4 is worth its trial.
     """
 
-    # Pairs.
+    # Backends and pairs.
+    def add_backend(self, name: str, device: Device) -> None:
+        """Adds a backend that came later, and its device where that is new; a known one stays
+        as it is."""
+        if name not in self._backends:
+            place = self._devices.get(device.name)
+            if place is None:
+                place = DeviceRecord(device, self.constants, self._seed)
+                self._devices[device.name] = place
+
+            record = BackendRecord(name, place, self.constants, self._seed)
+            self._backends[name] = record
+            place.backends.append(record)
+
     def add_pair(
         self,
         pair: PairKey,

@@ -20,6 +20,7 @@ from switchgear.daemon.routing.estimates import EnergyEstimate, ServiceEstimate
 from switchgear.daemon.routing.policies import policy_of
 from switchgear.daemon.routing.ring import DecisionRing
 from switchgear.daemon.switchboard.place import Place, Row, Seat
+from switchgear.daemon.switchboard.topology import device_of
 from switchgear.ipc.errors import DOMAIN_NAMES
 from switchgear.ipc.record import NO_READING, Precision, Priority, Reason
 
@@ -88,7 +89,14 @@ class Switchboard:
         self._ended: OrderedDict[int, tuple[int, str]] = OrderedDict()
         self._devices = {backend: part.name for backend, part in self.parts.items()}
 
-    # Pairs.
+    # Backends and pairs.
+
+    def add_backend(self, backend: str, part: Part, heat: Heat) -> None:
+        """A backend that came later, on a part that may be known."""
+        self.heats.setdefault(part.name, heat)
+        self.protocol.add_backend(backend, device_of(part, self.heats[part.name]))
+        self.parts[backend] = part
+        self._devices[backend] = part.name
 
     def add_model(self, model: Model) -> None:
         """The CPU's pair of a model, and those that are ready."""

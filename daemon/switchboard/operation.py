@@ -72,6 +72,7 @@ class Operation:
             on_resumed=self._resumed,
             on_found=self._found,
         )
+        self._identities: dict[str, Mapping[str, str]] = {}
         self._parts: dict[str, Part] = {}
         self._case = Case()
         self.energy = EnergyWatch(thermal.sysfs_root, self._is_preparing)
@@ -86,6 +87,7 @@ class Operation:
         except TimeoutError:
             log.warning("no list of sensors within %g s: going on without", FIND_LIMIT_S)
 
+        self._identities = dict(identities)
         self._parts = parts_of(identities, configuration.thermal.devices)
         heats = self._heats()
         protocol = Protocol(
@@ -115,6 +117,19 @@ class Operation:
         self._follow(heats)
         self._on_tick()
         return board
+
+    def add_backend(self, backend: str, identity: Mapping[str, str]) -> None:
+        """A backend that was absent at the start; does nothing before the board is up, or for
+        one that is on it. Its energy is modelled."""
+        if self.board is None or backend in self.board.parts:
+            return
+
+        self._identities[backend] = identity
+        self._parts = parts_of(self._identities, self._configuration.thermal.devices)
+        heats = self._heats()
+        part = self._parts[backend]
+        self.board.add_backend(backend, part, heats[part.name])
+        self._follow(heats)
 
     async def stop(self) -> None:
         """Ends probes and the sensors' process, and writes what is kept."""

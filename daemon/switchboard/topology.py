@@ -121,17 +121,18 @@ def heat_of(
     )
 
 
+def device_of(part: Part, heat: Heat | None) -> Device:
+    """A part as the protocol sees it."""
+    return Device(
+        part.name,
+        trip_mc=heat.trip_mc if heat else None,
+        recover_mc=heat.recover_mc if heat else None,
+        hard_limit_mc=heat.hard_limit_mc if heat else None,
+        is_cpu=part.name == "cpu",
+    )
+
+
 def topology_of(parts: Mapping[str, Part], heats: Mapping[str, Heat]) -> Topology:
     """What the protocol watches over; `heats` by the parts' names."""
-    devices = {}
-    for part in parts.values():
-        heat = heats.get(part.name)
-        devices[part.name] = Device(
-            part.name,
-            trip_mc=heat.trip_mc if heat else None,
-            recover_mc=heat.recover_mc if heat else None,
-            hard_limit_mc=heat.hard_limit_mc if heat else None,
-            is_cpu=part.name == "cpu",
-        )
-
+    devices = {part.name: device_of(part, heats.get(part.name)) for part in parts.values()}
     return Topology(devices, {backend: part.name for backend, part in parts.items()})

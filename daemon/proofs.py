@@ -1,0 +1,145 @@
+"""Which backends run here, proven at the start, and again while one is absent.
+
+What a driver consists of is looked at after a delay that grows to ten minutes, which costs some
+hundred `stat`; a process that tries the driver is started only where something has changed. Who
+asks (a reload, a job that prepares a model) has it tried at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from switchgear.backends.driver_files import signature
+from switchgear.daemon.presence import Facts, prove_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+# The first look at what was absent comes after this long, and each after twice the last delay.
+FIRST_LOOK_S: Final = 5.0
+LAST_LOOK_S: Final = 600.0
+# Where nothing has changed since, an answer holds this long: a job may ask for many models.
+FRESH_S: Final = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Proofs:
+    """Use it on a running loop. `facts` has each installed backend but the CPU.
+
+    `wanted` are those that are proven at all, `options_of` gives a backend's options, and
+    `on_present` is called with each that was absent and runs now.
+    """
+
+    def __init__(
+        self,
+        installed: Iterable[str],
+        wanted: Callable[[str], bool],
+        options_of: Callable[[str], Mapping[str, Any]],
+        limit_s: float,
+        on_present: Callable[[str], None],
+    ) -> None:
+        self.facts = {name: Facts() for name in installed}
+        for name, facts in self.facts.items():
+            if not wanted(name):
+                facts.state, facts.reason = "off", "the configuration does not want it"
+
+        self._wanted = [name for name in self.facts if wanted(name)]
+        self._options_of = options_of
+        self._limit_s = limit_s
+        self._on_present = on_present
+        self._loop = asyncio.get_running_loop()
+        self._signatures: dict[str, str] = {}
+        # When each was proven last; one proof at a time.
+        self._proven_s: dict[str, float] = {}
+        self._turn = asyncio.Lock()
+        self._asked = asyncio.Event()
+        self._delay_s = FIRST_LOOK_S
+        self._look_s = 0.0
+
+    async def first(self) -> None:
+        """Proves all that are wanted, one after the other."""
+        for name in self._wanted:
+            async with self._turn:
+                await self._prove(name)
+
+    async def run(self) -> None:
+        """Looks after those that are absent, until it is cancelled."""
+        while True:
+            self._look_s = self._loop.time() + self._delay_s
+            asked = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._look_s):
+                    await self._asked.wait()
+                    asked = True
+
+            self._asked.clear()
+            try:
+                changed = [name for name in self._absent() if await self._is_due(name, asked)]
+            except Exception:
+                log.exception("asking backends that are absent")
+                changed = []
+
+            # More may follow soon: a package is installed file by file.
+            self._delay_s = FIRST_LOOK_S if changed else min(2 * self._delay_s, LAST_LOOK_S)
+
+    def ask_all(self) -> None:
+        """Has all that are absent tried again, soon. Does not block."""
+        self._asked.set()
+
+    async def ask(self, name: str, *, force: bool = False) -> Facts:
+        """Tries a backend that is absent once more, and waits; what was found a moment ago and
+        cannot have changed, and what is known of others, is given as it is. With `force` it is
+        tried in any case."""
+        async with self._turn:
+            facts = self.facts[name]
+            fresh = not force and await self._is_fresh(name)
+            if facts.state == "absent" and not fresh:
+                facts = await self._prove(name)
+                if facts.state == "present":
+                    log.info("backend %s was absent and is there now", name)
+                    self._on_present(name)
+
+            return facts
+
+    def outlook(self, name: str) -> str:
+        """When an absent backend is tried again, for people."""
+        left_s = max(0.0, self._look_s - self._loop.time())
+        if not self.facts[name].settled:
+            return f"tried again in {left_s:.0f} s"
+
+        return (
+            f"tried again when a driver's files change (looked at in {left_s:.0f} s), "
+            "at a reload (SIGHUP) or by `switchgear prewarm`"
+        )
+
+    def _absent(self) -> list[str]:
+        return [name for name in self._wanted if self.facts[name].state == "absent"]
+
+    async def _is_due(self, name: str, asked: bool) -> bool:
+        """Tries a backend again where there is a reason to; whether something had changed."""
+        changed = await self._has_changed(name)
+        if asked or changed or not self.facts[name].settled:
+            await self.ask(name, force=True)
+
+        return changed
+
+    async def _has_changed(self, name: str) -> bool:
+        now = await asyncio.to_thread(signature, self._options_of(name))
+        return now != self._signatures.get(name)
+
+    async def _is_fresh(self, name: str) -> bool:
+        age_s = self._loop.time() - self._proven_s.get(name, -FRESH_S)
+        settled = self.facts[name].settled
+        return age_s < FRESH_S and settled and not await self._has_changed(name)
+
+    async def _prove(self, name: str) -> Facts:
+        options = self._options_of(name)
+        # Before the proof: what changes meanwhile is seen at the next look.
+        self._signatures[name] = await asyncio.to_thread(signature, options)
+        facts = self.facts[name] = await prove_backend(name, options, self._limit_s)
+        self._proven_s[name] = self._loop.time()
+        return facts

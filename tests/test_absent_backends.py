@@ -1,0 +1,114 @@
+"""A backend that was absent at the start comes back: its driver appears under a real daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import native_build
+import pytest
+from daemon_process import DaemonProcess
+from devices import require_opencl
+from preparing_faults import ENABLED, frame, npu_daemon, until
+from small_network import small_network
+
+from switchgear.client import Client, connect
+from switchgear.client.models import BackendStatus
+from switchgear.daemon.cli import doctor_places
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
+
+
+def backend(client: Client, name: str = "npu") -> BackendStatus:
+    return next(row for row in client.status()["backends"] if row["name"] == name)
+
+
+def devices(client: Client) -> set[str]:
+    return {row["name"] for row in client.status()["devices"]}
+
+
+def pair_state(client: Client) -> str:
+    return client.describe("net").pairs[0].state
+
+
+def install(library: Path) -> None:
+    aside = library.with_suffix(".new")
+    aside.write_bytes(native_build.delegate().read_bytes())
+    aside.rename(library)
+
+
+def is_absent(client: Client) -> BackendStatus:
+    until(lambda: backend(client)["state"] == "absent")
+    row = backend(client)
+    assert "no such file" in row["reason"]
+    return row
+
+
+def test_a_driver_that_appears_is_found_prepared_for_and_used(tmp_path: Path) -> None:
+    library = tmp_path / "delegate.so"
+    with npu_daemon(delegate=library) as (daemon, client):
+        client.load_model(small_network(), "net")
+        assert "tried again when a driver's files change" in is_absent(client)["reason"]
+        until(lambda: pair_state(client) == "absent")
+        model = client.describe("net")
+        with client.open_session(model, backends=["npu", "cpu"]) as session:
+            inputs = frame(model)
+            assert session.run(inputs).backend == "cpu"
+            until(lambda: devices(client) == {"cpu"})
+            proofs = daemon.log_text().count("backend npu is absent")
+            install(library)
+            # Nobody says anything: the daemon's own look finds it.
+            until(lambda: pair_state(client) == "ready")
+            assert backend(client)["state"] == "ready"
+            until(lambda: session.run(inputs).backend == "npu")
+            assert devices(client) == {"cpu", "npu"}
+            # Nothing had changed before: no process was started for it.
+            assert daemon.log_text().count("backend npu is absent") == proofs == 1
+
+
+def test_a_reload_asks_at_once(tmp_path: Path) -> None:
+    library = tmp_path / "delegate.so"
+    with npu_daemon(delegate=library) as (daemon, client):
+        is_absent(client)
+        # What the answer depends on is not always to be seen.
+        said = doctor_places.daemon(str(daemon.socket)).text
+        assert "; npu is absent for it: errno:2 ENOENT" in said
+        assert "tried again when a driver's files change" in said
+        os.kill(daemon.pid, signal.SIGHUP)
+        until(lambda: daemon.log_text().count("backend npu is absent") == 2)
+        assert backend(client)["state"] == "absent"
+
+
+def test_a_job_asks_at_once(tmp_path: Path) -> None:
+    library = tmp_path / "delegate.so"
+    with npu_daemon(delegate=library) as (daemon, client):
+        client.load_model(small_network(), "net")
+        is_absent(client)
+        install(library)
+        assert client.prepare_model("net", ["npu"]).pairs[0].state == "ready"
+        assert "backend npu was absent and is there now" in daemon.log_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_opencl_driver_that_is_installed_later_serves(tmp_path: Path) -> None:
+    require_opencl()
+    vendors = tmp_path / "vendors"
+    vendors.mkdir()
+    config = f'[prepare]\nbackends = ["opencl"]\n[thermal]\nsysfs_root = "{tmp_path}"\n'
+    # The folder of OpenCL's loader, which is empty at first.
+    environment = {**ENABLED, "OCL_ICD_VENDORS": str(vendors)}
+    with (
+        DaemonProcess(config=config, environment=environment) as daemon,
+        connect(daemon.socket) as client,
+    ):
+        client.load_model(small_network(), "net")
+        until(lambda: backend(client, "opencl")["state"] == "absent")
+        assert "opencl:-1001" in backend(client, "opencl")["reason"]
+        (known,) = list(Path("/etc/OpenCL/vendors").glob("pocl*.icd"))[:1]
+        (vendors / known.name).write_bytes(known.read_bytes())
+        until(lambda: backend(client, "opencl")["state"] == "ready")
+        model = client.prepare_model("net", ["opencl"], "fp32")
+        with client.open_session(model, backends=["opencl"], strict=True) as session:
+            assert session.run(frame(model)).backend == "opencl"

@@ -1,0 +1,120 @@
+"""When a backend that is absent is tried again: only for a reason, and ever more seldom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from switchgear.backends.driver_files import signature
+from switchgear.daemon import proofs
+from switchgear.daemon.presence import Facts
+from switchgear.daemon.proofs import Proofs
+
+
+class Driver:
+    """In place of the process that tries a driver; counts how often it is started."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tried = 0
+        self.settled = True
+        self.tried_again = asyncio.Event()
+
+    async def prove(self, name: str, options: Mapping[str, Any], limit_s: float) -> Facts:
+        self.tried += 1
+        if self.tried > 1:
+            self.tried_again.set()
+
+        if self.path.exists():
+            return Facts("present", "it runs")
+
+        return Facts("absent", "no such file", settled=self.settled)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proofs, "FIRST_LOOK_S", 0.01)
+
+
+def made(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, on_present: Callable[[str], None]
+) -> Proofs:
+    monkeypatch.setattr(proofs, "prove_backend", driver.prove)
+    options = {"delegate": str(driver.path)}
+    return Proofs(["npu"], lambda _: True, lambda _: options, 1.0, on_present)
+
+
+def after_looks(count: int, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once the files have been looked at as often."""
+    looks, enough = iter(range(1, count + 1)), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def look(options: Mapping[str, Any]) -> str:
+        if next(looks, count) == count:
+            loop.call_soon_threadsafe(enough.set)
+
+        return signature(options)
+
+    monkeypatch.setattr(proofs, "signature", look)
+    return enough
+
+
+def test_nothing_is_started_while_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    async def test() -> None:
+        driver, present = Driver(tmp_path / "npu.so"), asyncio.Event()
+        proof = made(driver, monkeypatch, lambda _: present.set())
+        enough = after_looks(5, monkeypatch)
+        await proof.first()
+        looks = asyncio.create_task(proof.run())
+        await enough.wait()
+        assert driver.tried == 1
+        assert "when a driver's files change" in proof.outlook("npu")
+        driver.path.write_bytes(b"driver")
+        await present.wait()
+        assert driver.tried == 2
+        assert proof.facts["npu"].state == "present"
+        looks.cancel()
+
+    asyncio.run(test())
+
+
+def test_what_did_not_answer_is_tried_again_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    async def test() -> None:
+        driver = Driver(tmp_path / "npu.so")
+        driver.settled = False
+        proof = made(driver, monkeypatch, lambda _: None)
+        await proof.first()
+        looks = asyncio.create_task(proof.run())
+        await driver.tried_again.wait()
+        assert proof.outlook("npu").startswith("tried again in")
+        looks.cancel()
+
+    asyncio.run(test())
+
+
+def test_who_asks_gets_a_fresh_answer_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        driver, found = Driver(tmp_path / "npu.so"), list[str]()
+        proof = made(driver, monkeypatch, found.append)
+        await proof.first()
+        # Nothing has changed since a moment ago.
+        assert (await proof.ask("npu")).state == "absent"
+        assert driver.tried == 1
+        assert (await proof.ask("npu", force=True)).state == "absent"
+        assert driver.tried == 2
+        driver.path.write_bytes(b"driver")
+        answers = await asyncio.gather(*(proof.ask("npu") for _ in range(3)))
+        assert [facts.state for facts in answers] == ["present"] * 3
+        assert (driver.tried, found) == (3, ["npu"])
+
+    asyncio.run(test())
