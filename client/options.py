@@ -26,6 +26,7 @@ class SessionOptions:
     slow_ms: float | None = None
     recover_ms: float | None = None
     events: bool = False
+    hedge: bool = False
 
     def shapes(self) -> dict[str, list[int]] | None:
         if self.input_shapes is None:
@@ -51,6 +52,7 @@ class SessionOptions:
             "priority": self.priority,
             "strict": self.strict,
             **({"events": True} if self.events else {}),
+            **({"hedge": True} if self.hedge else {}),
             **({} if self.precision == "auto" else {"precision": self.precision}),
             **{name: value for name, value in optional.items() if value is not None},
         }

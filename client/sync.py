@@ -201,6 +201,7 @@ class Client:
         slow_ms: float | None = None,
         recover_ms: float | None = None,
         events: bool = False,
+        hedge: bool = False,
     ) -> Session:
         """Opens a session, in which at most `slots` requests are in flight.
 
@@ -214,7 +215,8 @@ class Client:
         `output_capacity_bytes`: room for each output of unknown size. `policy`:
         max_performance, prefer_gpu, prefer_npu, prefer_cpu, max_efficiency or min_power.
         `slow_ms`, `recover_ms`: this session's own limits of a frame. `events`: the daemon
-        tells how the places where it may run stand: `Session.events`.
+        tells how the places where it may run stand: `Session.events`. `hedge`: a request may
+        run in a second place too, where that idles; the first good answer is the result.
 
         :raises BadShape: the model fixes a dimension that `input_shapes` changes.
         :raises UnknownModel: no such model is loaded.
@@ -233,6 +235,7 @@ class Client:
             slow_ms,
             recover_ms,
             events,
+            hedge,
         )
         operations = self._operations
         core, sock = self._run(operations.open_session(options))

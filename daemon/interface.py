@@ -279,6 +279,7 @@ class Interface:
         slow_ms = parameters.optional_real("slow_ms", 0.0, MAX_LIMIT_MS)
         recover_ms = parameters.optional_real("recover_ms", 0.0, MAX_LIMIT_MS)
         events = parameters.boolean("events")
+        hedge = parameters.boolean("hedge")
         shapes = parameters.shapes("input_shapes")
         capacity = parameters.optional_integer(
             "output_capacity_bytes", None, 1, MAX_OUTPUT_BYTES
@@ -292,6 +293,7 @@ class Interface:
             slow_ms=slow_ms,
             recover_ms=recover_ms,
             events=events,
+            hedge=hedge,
         )
         opened = await service.sessions.open(call.peer, model, options, shapes, capacity)
         session = opened.session

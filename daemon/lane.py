@@ -18,6 +18,7 @@ from switchgear.daemon.deaths import count_death
 from switchgear.daemon.hang_watch import HangWatch
 from switchgear.daemon.lane_settings import LaneSettings, Watcher
 from switchgear.daemon.load_watch import LoadWatch
+from switchgear.daemon.recovery import recover, run_elsewhere
 from switchgear.daemon.request import Request
 from switchgear.daemon.restarts import Restarts
 from switchgear.daemon.waiting import Waiting
@@ -27,19 +28,15 @@ from switchgear.ipc.errors import (
     Busy,
     ModelQuarantined,
     NoBackend,
-    StateLost,
-    WorkerDied,
 )
 from switchgear.ipc.record import (
     ID,
     ID_OFFSET,
-    NO_SLOT,
     RUN_NS,
     RUN_OFFSET,
     STATUS,
     STATUS_OFFSET,
     Priority,
-    Reason,
 )
 from switchgear.ipc.record import Backend as BackendNumber
 
@@ -57,7 +54,6 @@ AHEAD_DEPTH: Final = 2
 URGENT_NS: Final = 5_000_000_000
 # The weight of the newest run in the running mean.
 MEAN_WEIGHT: Final = 0.125
-MAX_ATTEMPTS: Final = 2
 _OURS: Final = DOMAINS["switchgear"]
 _LEAST: Final = int(Priority.BATCH)
 
@@ -92,7 +88,7 @@ class Lane:
         self._restarts = Restarts(self._restart_due)
         self._hang_watch = HangWatch(self, settings.hang_s)
         self._load_watch = LoadWatch(self)
-        self._stopping = False
+        self.stopping = False
         # Those that may send requests here; the state of stateful ones lives in the worker.
         self.sessions: set[Session] = set()
         self.watcher: Watcher | None = None
@@ -200,7 +196,7 @@ class Lane:
     def _enqueue(self, request: Request) -> None:
         if self.blamed in request.session.model.quarantined:
             request.session.refuse(request, ModelQuarantined)
-        elif self._stopping:
+        elif self.stopping:
             request.session.refuse(request, NoBackend)
         elif self._restart_is_far():
             request.session.refuse(request, NoBackend, retry_after_ms=self._restart_wait_ms())
@@ -226,6 +222,10 @@ class Lane:
         other.session.refuse(other, Busy, retry_after_ms=self.retry_after_ms())
         return True
 
+    def wait_again(self, request: Request) -> None:
+        """Takes a request back that its worker took with it, whether there is room or not."""
+        self._queue.push(request)
+
     def withdraw(self, request: Request) -> None:
         """A waiting request is answered otherwise."""
         self._queue.withdraw(request)
@@ -233,7 +233,7 @@ class Lane:
     def _pump(self) -> None:
         worker = self.worker
         if worker is None:
-            if not self._restarts.pending and not self._stopping:
+            if not self._restarts.pending and not self.stopping:
                 # Where it cannot be spawned now, a later try is due.
                 with contextlib.suppress(NoBackend):
                     self.start()
@@ -273,7 +273,7 @@ class Lane:
         :raises NoBackend: it is due for a restart later, the system has no process or
             descriptor for it now, or the lane was stopped.
         """
-        if self._stopping:
+        if self.stopping:
             raise NoBackend("the backend is being stopped")
 
         self.used_ns = monotonic_ns()
@@ -364,27 +364,13 @@ class Lane:
         if self.watcher is not None:
             if not domain:
                 self.watcher.answered(self, request, run_ns, now_ns)
-            elif domain > _OURS and self._run_elsewhere(request, domain, reply):
-                return
+            elif domain > _OURS:
+                code = STATUS.unpack_from(reply, STATUS_OFFSET)[3]
+                self.watcher.failed(self, request, domain, code)
+                if run_elsewhere(self, self.watcher, request):
+                    return
 
         request.session.finish(request, reply, run_ns, now_ns)
-
-    def _run_elsewhere(self, request: Request, domain: int, reply: bytearray) -> bool:
-        """A driver failed a request: whether another backend has it now."""
-        assert self.watcher is not None
-        self.watcher.failed(self, request, domain, STATUS.unpack_from(reply, STATUS_OFFSET)[3])
-        if request.answered or request.attempts + 1 >= MAX_ATTEMPTS:
-            return False
-
-        other = self.watcher.elsewhere(request, self)
-        if other is None:
-            return False
-
-        request.tried |= 1 << self.number
-        request.attempts += 1
-        request.reason = Reason.RETRIED
-        request.session.resubmit(request, other)
-        return True
 
     def _ended(self, worker: WorkerProcess) -> None:
         self.worker = None
@@ -410,13 +396,13 @@ class Lane:
 
             self.watcher.changed(self)
 
-        if not self._stopping:
+        if not self.stopping:
             self.restarts += 1
             wanted = bool(lost or self._queue)
             self._restarts.ended(wanted=wanted, absent=self.absent is not None)
 
         for index, request in enumerate(lost):
-            self._recover(request, was_running=index == 0, abandoned=worker.abandoned)
+            recover(self, request, was_running=index == 0, abandoned=worker.abandoned)
 
         if self._restart_is_far() or self.absent is not None:
             self._refuse_waiting()
@@ -426,43 +412,10 @@ class Lane:
             # What was lost is done elsewhere; the next frames want it here again.
             self._restart_due()
 
-    def _recover(self, request: Request, *, was_running: bool, abandoned: bool) -> None:
-        """Finds a way on for a request whose worker is gone."""
-        session = request.session
-        # Whatever is not reaped may still write to the slot.
-        if not (session.poison(request) if abandoned else session.unpoison(request)):
-            return
-
-        request.tried |= 1 << self.number
-        if was_running:
-            request.attempts += 1
-            if self.backend != "cpu" and not abandoned:
-                # The process is gone; whether its device still writes shows the next answer.
-                old = session.move(request)
-                if old != NO_SLOT:
-                    self._stained.append((session, old))
-
-        if session.model.state:
-            session.refuse(request, StateLost)
-            return
-
-        request.reason = Reason.RETRIED
-        other = self.watcher.elsewhere(request, self) if self.watcher is not None else None
-        if other is not None:
-            session.resubmit(request, other)
-        elif self.blamed in session.model.quarantined:
-            session.refuse(request, ModelQuarantined)
-        elif self._stopping:
-            session.refuse(request, NoBackend)
-        elif request.attempts >= MAX_ATTEMPTS:
-            session.refuse(request, WorkerDied)
-        else:
-            self._queue.push(request)
-
     def _restart_due(self) -> None:
         self.absent = None
         # A device's is started at the next need: a driver is not asked for ever, for nothing.
-        if not self._stopping and (self.backend == "cpu" or self.sessions or self._queue):
+        if not self.stopping and (self.backend == "cpu" or self.sessions or self._queue):
             with contextlib.suppress(NoBackend):
                 self.start()
 
@@ -487,6 +440,10 @@ class Lane:
         for request in self._queue.take_all():
             request.session.refuse(request, NoBackend, retry_after_ms=wait_ms)
 
+    def stain(self, session: Session, slot: int) -> None:
+        """The device may still write to an output slot, until it answers again."""
+        self._stained.append((session, slot))
+
     def forget(self, session: Session) -> None:
         """A session ended: its arena leaves the worker after what runs there."""
         self.sessions.discard(session)
@@ -502,7 +459,7 @@ class Lane:
 
     def stop(self) -> WorkerProcess | None:
         """Takes no more work and asks the worker to end; returns it."""
-        self._stopping = True
+        self.stopping = True
         self._restarts.cancel()
         self._refuse_waiting()
         worker = self.worker

@@ -10,7 +10,7 @@ class Options:
     """What the client chose at OpenSession. `precision` is the lowest one it wants, empty for
     any that was checked; INT4 is used by itself only where an NPU refuses the model. `policy`
     is empty for the daemon's own, the limits are 0 for the model's own. `events`: it wants
-    EVENT records."""
+    EVENT records. `hedge`: it may run a request in a second place too."""
 
     slots: int
     on_busy: str
@@ -22,3 +22,4 @@ class Options:
     slow_ms: float = 0.0
     recover_ms: float = 0.0
     events: bool = False
+    hedge: bool = False

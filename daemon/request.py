@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from switchgear.ipc.errors import DOMAINS
 from switchgear.ipc.record import (
     NO_READING,
     REPLY_STATUS,
     ROUTE_OFFSET,
+    SLOTS,
+    SLOTS_OFFSET,
     STATUS_OFFSET,
     Backend,
     Kind,
     Precision,
+    Reason,
 )
 
 if TYPE_CHECKING:
@@ -32,14 +35,24 @@ _HEAD_OFFSET: Final = 4
 _TAIL: Final = struct.Struct("<HHIIIQQQQQ")
 _TAIL_OFFSET: Final = 64
 _SWITCHGEAR: Final = DOMAINS["switchgear"]
+_HEDGED: Final = int(Reason.HEDGED)
+
+
+class Second(NamedTuple):
+    """Where a second copy of a request may run beside it."""
+
+    lane: Lane
+    precision: int
+    place: Place
+    temperature_age_ms: int
 
 
 class Request:
     """One INFER record and what became of it.
 
-    `answered` is set with its one reply. It may then still run (cancelled, or over its
-    deadline): its output slot is poisoned until the worker is done with it. `attempts` counts
-    workers that died while running it."""
+    `answered` is set with its one reply. It may then still run (cancelled, over its deadline,
+    or outrun by its copy): its output slot is poisoned until the worker is done with it.
+    `attempts` counts workers that died while running it."""
 
     __slots__ = (
         "answered",
@@ -57,10 +70,12 @@ class Request:
         "priority",
         "reason",
         "record",
+        "second",
         "session",
         "temperature_age_ms",
         "timer",
         "tried",
+        "twin",
         "waiting",
     )
 
@@ -99,6 +114,31 @@ class Request:
         self.waiting = False
         self.lane: Lane | None = None
         self.timer: asyncio.TimerHandle | None = None
+        # Set by the router where its session hedges; the other copy while both go on.
+        self.second: Second | None = None
+        self.twin: Request | None = None
+
+    def copy(self, second: Second, output_slot: int) -> Request:
+        """A copy for a second place, with an output slot of its own; the two are twins."""
+        record = bytearray(self.record)
+        SLOTS.pack_into(record, SLOTS_OFFSET, self.input_slot, output_slot)
+        twin = Request(
+            self.session,
+            record,
+            self.identity,
+            self.input_slot,
+            output_slot,
+            self.priority,
+            self.arrival_ns,
+            self.deadline_ns,
+        )
+        twin.precision = second.precision
+        twin.place = second.place
+        twin.temperature_age_ms = second.temperature_age_ms
+        twin.reason = _HEDGED
+        twin.twin = self
+        self.twin = twin
+        return twin
 
     def complete(self, reply: bytearray, run_ns: int, epoch: int, now_ns: int) -> None:
         """Turns a worker's reply into the client's, in place; its status stays."""

@@ -253,8 +253,15 @@ class Router:
 
             target = row.target
             request.precision = target.precision
-            if target.pair is None and request.priority != session.options.priority:
-                return self._pool.lane(session.peer.uid, "cpu", request.priority)
+            if request.priority != session.options.priority:
+                # The CPU has lanes by priority.
+                second = request.second
+                if target.pair is None:
+                    return self._pool.lane(session.peer.uid, "cpu", request.priority)
+
+                if second is not None and second.place.is_cpu:
+                    lane = self._pool.lane(session.peer.uid, "cpu", request.priority)
+                    request.second = second._replace(lane=lane)
 
             return target.lane
 

@@ -1,8 +1,4 @@
-"""A session: its slots, its requests, and its end.
-
-Each output slot belongs to the client, to a request, to the daemon as a spare, or is poisoned:
-a worker may still write to it for a request that was answered otherwise.
-"""
+"""A session: its slots, its requests, and its end."""
 
 from __future__ import annotations
 
@@ -10,15 +6,15 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Callable
-from enum import Enum, auto
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final
 
+from switchgear.daemon.data_socket import DataSocket
+from switchgear.daemon.hedging import Hedges
 from switchgear.daemon.options import Options
 from switchgear.daemon.request import NO_DEADLINE, Request
-from switchgear.daemon.serving_loop import unwatch, watch
+from switchgear.daemon.slots import Slot
 from switchgear.ipc import record
 from switchgear.ipc.errors import (
     BadRecord,
@@ -38,6 +34,8 @@ from switchgear.ipc.errors import (
 from switchgear.ipc.record import NO_SLOT, RECORD_BYTES, Flag, Kind, Priority
 
 if TYPE_CHECKING:
+    import socket
+
     from switchgear.daemon.instances import Instance
     from switchgear.daemon.lane import Lane
     from switchgear.daemon.models import Model
@@ -55,20 +53,8 @@ _LATE: Final = int(Flag.LATE)
 _CLIENT_FLAGS: Final = int(Flag.RESET)
 _LAST_PRIORITY: Final = int(Priority.BATCH)
 _LAST_CLOCK: Final = int(record.Clock.REALTIME)
-_TOO_LONG: Final = RECORD_BYTES + 1
 
 log = logging.getLogger(__name__)
-
-
-class Slot(Enum):
-    """Who owns an output slot."""
-
-    CLIENT = auto()
-    REQUEST = auto()
-    SPARE = auto()
-    POISONED = auto()
-
-
 _OF_CLIENT: Final = Slot.CLIENT
 _OF_REQUEST: Final = Slot.REQUEST
 
@@ -110,7 +96,7 @@ class Session:
         # Where the client asked for events.
         self.listener: Listener | None = None
         self.accepting = True
-        self.deliver: Callable[[bytes | bytearray], None] = self._send
+        self.deliver: Callable[[bytes | bytearray], None] = lambda _data: None
         # Counts what is answered; None where nobody wants to know.
         self.meter: Meter | None = None
         self._waits_when_busy = options.on_busy == "wait"
@@ -123,21 +109,25 @@ class Session:
             Slot.CLIENT if number < options.slots else Slot.SPARE
             for number in range(output_slots)
         ]
-        # Unanswered requests by id.
+        # Unanswered requests by id; of two copies of one, the session's.
         self._requests: dict[int, Request] = {}
-        self._buffer = bytearray(_TOO_LONG)
-        self._sock: socket.socket | None = None
-        self._pidfd = -1
+        self._hedges = Hedges(self._requests, self._inputs, self._outputs)
+        self._link: DataSocket | None = None
         self.ended = False
 
     @property
     def data_socket(self) -> socket.socket | None:
         """The data socket, None before `attach`; it stays the session's."""
-        return self._sock
+        return self._link.sock if self._link is not None else None
 
     @property
     def in_flight(self) -> int:
         return len(self._requests)
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether an output slot is free for a request's second copy."""
+        return Slot.SPARE in self._outputs
 
     @property
     def output_slots(self) -> list[Slot]:
@@ -145,28 +135,10 @@ class Session:
 
     def attach(self, sock: socket.socket, pidfd: int) -> None:
         """Serves `sock` until it closes or the process behind `pidfd` exits; owns both."""
-        self._sock = sock
-        self._pidfd = pidfd
-        sock.setblocking(False)
-        watch(self._loop, sock.fileno(), self._readable)
-        self._loop.add_reader(pidfd, self.end)
+        self._link = DataSocket(sock, pidfd, self.receive, self.end, f"session {self.identity}")
+        self.deliver = self._link.send
 
     # Records from the client.
-
-    def _readable(self) -> None:
-        assert self._sock is not None
-        try:
-            size = self._sock.recv_into(self._buffer)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            size = 0
-
-        if size == 0:
-            self.end()
-            return
-
-        self.receive(self._buffer[:size])
 
     def receive(self, data: bytearray) -> None:
         """Handles one record, and keeps it; what is none ends the session after one error."""
@@ -268,6 +240,11 @@ class Session:
         else:
             self._submit(request, lane)
 
+        if request.second is not None:
+            twin = self._hedges.copy(request)
+            if twin is not None:
+                self.resubmit(twin, request.second.lane)
+
     def _problem(self, source: int, target: int, epoch: int) -> type[SwitchgearError]:
         """Why a request cannot be taken."""
         if source >= len(self._inputs) or target >= len(self._outputs):
@@ -300,7 +277,7 @@ class Session:
         lane.submit(request)
 
     def resubmit(self, request: Request, lane: Lane) -> None:
-        """Gives a request whose backend failed to another lane."""
+        """Gives a request whose backend failed, or a copy of one, to another lane."""
         if lane not in self.lanes:
             self.lanes.add(lane)
             lane.sessions.add(self)
@@ -309,8 +286,9 @@ class Session:
 
     def _supersede(self, newest: Request) -> None:
         for other in list(self._requests.values()):
-            if other.waiting and other is not newest:
-                self._withdraw(other, Superseded)
+            waits = other.waiting and (other.twin is None or other.twin.waiting)
+            if waits and other is not newest:
+                self._give_up(other, Superseded)
 
     def _cancel(self, data: bytearray) -> None:
         request = self._requests.get(record.REQUEST.unpack_from(data)[4])
@@ -318,12 +296,16 @@ class Session:
             self._give_up(request, Cancelled)
 
     def _expired(self, request: Request) -> None:
+        # A copy of it may have taken its place, and the timer with it.
+        request = self._requests[request.identity]
         request.timer = None
-        if not request.answered:
-            self._give_up(request, DeadlineExceeded)
+        self._give_up(request, DeadlineExceeded)
 
     def _give_up(self, request: Request, error: type[SwitchgearError]) -> None:
         """Answers a request before its result is there, where a slot is free for that."""
+        if request.twin is not None:
+            self._hedges.drop(request.twin)
+
         if request.waiting:
             self._withdraw(request, error)
             return
@@ -365,8 +347,14 @@ class Session:
     def refuse(
         self, request: Request, error: type[SwitchgearError], *, retry_after_ms: int = 0
     ) -> None:
-        """Answers a request that runs nowhere with an error of the daemon's."""
+        """Answers a request that runs nowhere with an error of the daemon's. Of two copies one
+        that is refused leaves it to the other."""
         if request.answered:
+            return
+
+        if request.twin is not None:
+            self._hedges.give_way(request)
+            self._outputs[request.output_slot] = Slot.SPARE
             return
 
         self._outputs[request.output_slot] = Slot.CLIENT
@@ -383,6 +371,9 @@ class Session:
 
     def finish(self, request: Request, reply: bytearray, run_ns: int, now_ns: int) -> None:
         """A worker is done with a request: its result, or the end of a poisoned slot."""
+        if request.twin is not None:
+            self._hedges.ended(request, reply)
+
         if request.answered:
             self._outputs[request.output_slot] = Slot.SPARE
             return
@@ -404,6 +395,11 @@ class Session:
         self.deliver(reply)
         if self.meter is not None:
             self.meter.finished(request, reply, run_ns, now_ns)
+
+    def give_way(self, request: Request) -> None:
+        """A run was lost: where the request has another copy, that one goes on alone."""
+        if request.twin is not None:
+            self._hedges.give_way(request)
 
     def unpoison(self, request: Request) -> bool:
         """Its worker is reaped: nobody writes to its slot. True when it needs another run."""
@@ -457,17 +453,6 @@ class Session:
             if request.waiting:
                 self._withdraw(request, StateLost)
 
-    def _send(self, data: bytes | bytearray) -> None:
-        if self._sock is None:
-            return
-
-        try:
-            self._sock.send(data, socket.MSG_NOSIGNAL)
-        except OSError as error:
-            # At most `slots` replies are unread by a client that keeps the rules.
-            log.info("session %d takes no replies: %s", self.identity, error)
-            self._loop.call_soon(self.end)
-
     # The end.
 
     def go_away(self, error: type[SwitchgearError]) -> None:
@@ -494,6 +479,9 @@ class Session:
 
         self.ended = True
         for request in list(self._requests.values()):
+            if request.twin is not None:
+                self._hedges.drop(request.twin)
+
             if request.waiting:
                 self._withdraw(request, Cancelled)
             else:
@@ -503,14 +491,8 @@ class Session:
         if self.listener is not None:
             self.listener.close()
 
-        if self._sock is not None:
-            unwatch(self._loop, self._sock.fileno())
-            self._sock.close()
-
-        if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
+        if self._link is not None:
+            self._link.close()
 
         for lane in self.lanes:
             lane.forget(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from switchgear.daemon.lane import MAX_ATTEMPTS
+from switchgear.daemon.recovery import MAX_ATTEMPTS
 from switchgear.daemon.restarts import RESTART_FIRST_S
 from switchgear.daemon.worker_process import Failure
 from switchgear.ipc.errors import NoBackend, WorkerDied

@@ -122,6 +122,7 @@ class Reason(IntEnum):
     TRIPPED = 7
     DEGRADED = 8
     PROBE = 9
+    HEDGED = 10  # a second copy of the request answered first
 
 
 @dataclass(slots=True)

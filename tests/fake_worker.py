@@ -120,8 +120,9 @@ def new_session(
     slots: int = 2,
     spare: int = 2,
     on_busy: str = "wait",
+    route: Callable[[Session, Request], Lane | None] | None = None,
 ) -> Session:
-    """A session without a socket and an arena."""
+    """A session without a socket and an arena; without a `route` all goes to `lane`."""
     session = Session(
         identity,
         SimpleNamespace(pid=1, uid=0, gid=0),  # type: ignore[arg-type]
@@ -131,7 +132,7 @@ def new_session(
         {},
         slots + spare,
         0,
-        lambda _session, _request: lane,
+        route or (lambda _session, _request: lane),
         lambda _session: 0,
         lambda _session: None,
     )

@@ -282,6 +282,22 @@ def test_a_second_place_is_named_only_when_hedging_is_asked_for() -> None:
     assert places[hedged.hedge].key == "vulkan"
 
 
+@pytest.mark.parametrize("why", ["busy", "shedding"])
+def test_a_copy_goes_only_where_it_takes_nobodys_turn(why: str) -> None:
+    session = Session()
+    vulkan = session.places["vulkan"]
+    if why == "busy":
+        vulkan.load.started(5.0, 0.0)
+    else:
+        vulkan.share, vulkan.state = 0.75, "shedding"
+
+    places = tuple(session.places.values())
+    hedged = choose(places, session.policy, Context(50.0, hedge=True), 0.0)
+
+    assert places[hedged.chosen].key == "npu"
+    assert places[hedged.hedge].key == "cpu"
+
+
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[Row, ...]:
     count = draw(st.integers(1, 5))
@@ -295,7 +311,7 @@ def rows(draw: st.DrawFn) -> tuple[Row, ...]:
                 share,
                 share >= 1.0 or (share > 0.0 and draw(st.booleans())),
                 draw(st.sampled_from(["normal", "tripped", "shedding", "degraded"])),
-                draw(st.floats(0.0, 1e3)),
+                draw(st.just(0.0) | st.floats(0.0, 1e3)),
                 draw(st.floats(0.1, 1e3)),
                 draw(st.floats(0.0, 50.0)),
                 draw(st.floats(0.0, 20.0)),
@@ -334,8 +350,9 @@ def test_a_choice_is_made_among_what_is_open_and_only_once(inputs: Inputs) -> No
         assert (verdict.chosen in able) if able else verdict.chosen == -1
 
     if verdict.hedge >= 0:
-        assert inputs.rows[verdict.hedge].open
-        assert verdict.hedge != verdict.chosen
+        second = inputs.rows[verdict.hedge]
+        assert (second.open, second.share, second.wait_ms) == (True, 1.0, 0.0)
+        assert second.kind != inputs.rows[verdict.chosen].kind
 
 
 @given(INPUTS)

@@ -147,6 +147,16 @@ def test_a_share_is_said() -> None:
     assert "vulkan is recovering: 12% of the requests" in explain(decided(gpu_share=0.125))
 
 
+def test_a_second_copy_is_said_and_is_one_decision() -> None:
+    places, ring = phone(), DecisionRing()
+    context = Context(50.0, hedge=True)
+    choose(tuple(places.values()), POLICIES["max_efficiency"], context, 1.0, ring, 7)
+    (entry,) = ring.of_request(7)
+    assert "vulkan 28 ms expected + 0 ms queue, a copy runs there" in explain(entry)
+    marked = {row["backend"]: (row["chosen"], row["copy"]) for row in table(entry)}
+    assert marked == {"vulkan": (False, True), "npu": (True, False), "cpu": (False, False)}
+
+
 def test_no_place_is_said() -> None:
     entry = decided(npu_share=0.0)
     rows = tuple(row._replace(share=0.0, open=False) for row in entry.inputs.rows)

@@ -183,6 +183,7 @@ class Client:
         slow_ms: float | None = None,
         recover_ms: float | None = None,
         events: bool = False,
+        hedge: bool = False,
     ) -> Session:
         """Opens a session; parameters and errors as with the blocking client."""
         options = SessionOptions(
@@ -199,6 +200,7 @@ class Client:
             slow_ms,
             recover_ms,
             events,
+            hedge,
         )
         operations = self._operations
         core, sock = await self._run(operations.open_session(options))

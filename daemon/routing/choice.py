@@ -295,12 +295,14 @@ def _least_known(rows: Sequence[Row], limit_ms: float, best: int) -> int:
 
 
 def _second(rows: Sequence[Row], chosen: int) -> int:
-    """The earliest open row on another kind of device, to run the same request beside."""
+    """The earliest row on another kind of device, to run the same request beside: one that has
+    all of its requests, and that idles, so that a copy takes nobody's turn."""
     found = NONE
     least_ms = inf
     for index, row in enumerate(rows):
         done_ms = row.wait_ms + row.service_ms + row.switch_ms
-        if row.open and row.kind != rows[chosen].kind and done_ms < least_ms:
+        idle = row.share >= 1.0 and row.wait_ms <= 0.0
+        if idle and row.kind != rows[chosen].kind and done_ms < least_ms:
             found, least_ms = index, done_ms
 
     return found

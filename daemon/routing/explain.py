@@ -25,6 +25,7 @@ _WHY: Final = {
     Reason.DEGRADED: "the best of what supports the model",
     Reason.PROBE: "not seen for long, and there is room to look",
 }
+_COPY: Final = ", a copy runs there"
 
 
 def explain(entry: Entry, causes: Mapping[str, str] | None = None) -> str:
@@ -50,7 +51,7 @@ def explain(entry: Entry, causes: Mapping[str, str] | None = None) -> str:
     chosen = inputs.rows[verdict.chosen]
     parts.append(f"{chosen.key} chosen: {_expected(chosen)}, {_why(entry)}")
     parts += [
-        f"{row.key} {_expected(row)}"
+        f"{row.key} {_expected(row)}{_COPY if index == verdict.hedge else ''}"
         for index, row in enumerate(inputs.rows)
         if row.open and index != verdict.chosen
     ]
@@ -58,11 +59,13 @@ def explain(entry: Entry, causes: Mapping[str, str] | None = None) -> str:
 
 
 def table(entry: Entry) -> list[dict[str, object]]:
-    """The candidates of a decision as rows for a table or JSON, the chosen one marked."""
+    """The candidates of a decision as rows for a table or JSON; the chosen one and that of a
+    second copy are marked."""
     return [
         {
             "backend": row.key,
             "chosen": index == entry.verdict.chosen,
+            "copy": index == entry.verdict.hedge,
             "open": row.open,
             "share": row.share,
             "state": row.state,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from switchgear.daemon.protocol.answers import ADMITTED
 from switchgear.daemon.protocol.machine import Protocol
 from switchgear.daemon.protocol.topology import PairKey, SessionLimits, Target
+from switchgear.daemon.request import Second
 from switchgear.daemon.routing.candidate import Candidate, Context
 from switchgear.daemon.routing.choice import Inputs, choose
 from switchgear.daemon.routing.estimates import EnergyEstimate, ServiceEstimate
@@ -168,7 +169,14 @@ class Switchboard:
         context.pinned = rows[0].candidate.key if session.model.state and rows else ""
         policy = policy_of(options.policy) if options.policy else self._default_policy
         wants_int4 = options.precision == "int4"
-        return Seat(rows, policy, context, limits, wants_int4=wants_int4)
+        return Seat(
+            rows,
+            policy,
+            context,
+            limits,
+            wants_int4=wants_int4,
+            hedges=options.hedge and not session.model.state,
+        )
 
     def owner_of(self, session: int) -> int | None:
         """The user of a session by its number, though it may have ended."""
@@ -198,8 +206,8 @@ class Switchboard:
     # Requests.
 
     def choose(self, session: Session, seat: Seat, request: Request) -> Row | None:
-        """Where a request runs; sets its reason and the age of the temperature. None where no
-        backend may have it."""
+        """Where a request runs; sets its reason, the age of the temperature and, where the
+        session hedges, a second place. None where no backend may have it."""
         now_s = request.arrival_ns / 1e9
         protocol = self.protocol
         number = session.identity << 32 | request.identity & 0xFFFFFFFF
@@ -252,6 +260,7 @@ class Switchboard:
         context.limit_ms = _limit_ms(request)
         context.case_headroom_c = self.case_headroom_c
         context.explore = all(row.target.lane.is_idle for row in rows)
+        context.hedge = seat.hedges and session.has_spare
         verdict = choose(candidates, policy, context, now_s, self.ring, number)
         if verdict.chosen < 0:
             return None
@@ -263,6 +272,11 @@ class Switchboard:
 
         request.place = chosen.place
         request.temperature_age_ms = self._age_ms(chosen.place.device, now_s)
+        if verdict.hedge >= 0:
+            target, place = rows[verdict.hedge].target, rows[verdict.hedge].place
+            age_ms = self._age_ms(place.device, now_s)
+            request.second = Second(target.lane, target.precision, place, age_ms)
+
         return chosen
 
     @staticmethod

@@ -88,7 +88,7 @@ class Row:
 class Seat:
     """A session as the switchboard sees it: its rows, its policy, and its own limits."""
 
-    __slots__ = ("context", "limits", "policy", "rows", "sole", "wants_int4")
+    __slots__ = ("context", "hedges", "limits", "policy", "rows", "sole", "wants_int4")
 
     def __init__(
         self,
@@ -98,12 +98,14 @@ class Seat:
         limits: SessionLimits | None,
         *,
         wants_int4: bool,
+        hedges: bool = False,
     ) -> None:
         self.rows = rows
         self.policy = policy
         self.context = context
         self.limits = limits
         self.wants_int4 = wants_int4
+        self.hedges = hedges
         # Where the CPU is the only place: what all choices have in common (their inputs
         # from the home to the flags), and the verdict.
         self.sole: tuple[tuple[Any, ...], Verdict] | None = None

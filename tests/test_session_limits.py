@@ -1,0 +1,124 @@
+"""A session's own limits of a frame, in a real daemon: they move that session and nobody else.
+
+The NPU has no sensor, so that slow frames alone decide and nothing is shed for heat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from daemon_process import DaemonProcess
+from npu_rig import Rig, wait_for_device
+from small_network import small_network
+
+from switchgear.client import Client, Model, Session, connect
+
+pytestmark = pytest.mark.engine
+
+# In time wherever it runs: what sends a frame elsewhere is a limit, not its lateness.
+DEADLINE_MS = 10_000.0
+# The pace is over a session's own limit and below that of a pair that has learnt nothing (200).
+SLOW_MS = 60.0
+PACE_US = 80_000
+TRIP_FRAMES = 3
+WHERE = ("npu", "cpu")
+# So much for a frame on the CPU that only a limit brings one there.
+THRIFTY = 'policy = "max_efficiency"\nbusy_w = { cpu = 1e6 }'
+
+
+@contextmanager
+def slow_npu(folder: Path) -> Iterator[tuple[Client, Model, Rig]]:
+    rig = Rig(folder)
+    # No part's: the NPU has no sensor then.
+    zone = folder / "sys" / "class" / "thermal" / "thermal_zone0"
+    (zone / "type").write_text("battery\n")
+    config = rig.config.replace('policy = "prefer_npu"', THRIFTY)
+    environment = {"SWITCHGEAR_PREPARE__ENABLED": "true"}
+    with (
+        DaemonProcess(config=config, environment=environment) as process,
+        connect(process.socket) as client,
+    ):
+        client.load_model(small_network(), "net")
+        model = client.prepare_model("net")
+        assert wait_for_device(client, "npu")["reading"] == "none"
+        yield client, model, rig
+
+
+def frame(model: Model) -> dict[str, Any]:
+    draw = np.random.default_rng(3)
+    return {
+        tensor.name: draw.uniform(-1, 1, tensor.shape).astype(np.float32)
+        for tensor in model.inputs
+    }
+
+
+def backend_of(session: Session, inputs: dict[str, Any]) -> str:
+    return session.run(inputs, deadline_ms=DEADLINE_MS).backend
+
+
+def first_frame_there(session: Session, inputs: dict[str, Any]) -> None:
+    """Its worker loads the model meanwhile. A pair's first frame in a worker never counts."""
+    while backend_of(session, inputs) != "npu":
+        pass
+
+
+def leaves(session: Session, inputs: dict[str, Any]) -> None:
+    """It stays for as many slow frames as it takes, and not for one more."""
+    found = [backend_of(session, inputs) for _ in range(TRIP_FRAMES + 2)]
+    assert found == ["npu"] * TRIP_FRAMES + ["cpu"] * 2
+
+
+@pytest.mark.timeout(60)
+def test_slow_frames_move_the_session_that_calls_them_slow(tmp_path: Path) -> None:
+    with slow_npu(tmp_path) as (client, model, rig):
+        inputs = frame(model)
+        with (
+            client.open_session(model, backends=WHERE) as usual,
+            client.open_session(model, backends=WHERE, slow_ms=SLOW_MS) as strict,
+            client.open_session(model, backends=WHERE, slow_ms=100.0) as patient,
+        ):
+            for session in (usual, strict, patient):
+                first_frame_there(session, inputs)
+
+            rig.pace(PACE_US)
+            leaves(strict, inputs)
+            for session in (usual, patient):
+                assert {backend_of(session, inputs) for _ in range(5)} == {"npu"}
+
+            assert backend_of(strict, inputs) == "cpu"
+            assert wait_for_device(client, "npu")["state"] == "normal"
+
+
+@pytest.mark.slow
+def test_a_session_comes_back_by_its_own_recover_limit(tmp_path: Path) -> None:
+    """After the hold of two minutes, good frames and good probes; one whose frames are never
+    good enough does not."""
+    with slow_npu(tmp_path) as (client, model, rig):
+        inputs = frame(model)
+        with (
+            client.open_session(
+                model, backends=WHERE, slow_ms=SLOW_MS, recover_ms=100.0
+            ) as back,
+            client.open_session(
+                model, backends=WHERE, slow_ms=SLOW_MS, recover_ms=1e-6
+            ) as never,
+        ):
+            for session in (back, never):
+                first_frame_there(session, inputs)
+
+            rig.pace(PACE_US)
+            for session in (back, never):
+                leaves(session, inputs)
+
+            rig.pace(0)
+            while backend_of(back, inputs) != "npu":
+                assert backend_of(never, inputs) == "cpu"
+                # A second's wait for whatever happens.
+                client.watch_events(lambda _: None, 1.0)
+
+            assert backend_of(never, inputs) == "cpu"
