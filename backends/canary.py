@@ -11,7 +11,6 @@ store and made before anything else.
 from __future__ import annotations
 
 import hashlib
-import math
 import statistics
 import sys
 from dataclasses import asdict, dataclass
@@ -24,7 +23,14 @@ import numpy as np
 
 from switchgear.backends.cache_store import MAX_BLOB_BYTES, CacheStore
 from switchgear.backends.canary_command import run_command
-from switchgear.backends.canary_numbers import ROWS, TOLERANCE, Array, numbers, relative_error
+from switchgear.backends.canary_numbers import (
+    ROWS,
+    Array,
+    finite,
+    holds,
+    numbers,
+    relative_error,
+)
 from switchgear.backends.vulkan_compute.api import API_1_1, Instance, PhysicalDevice, Vulkan
 from switchgear.backends.vulkan_compute.compute import Buffer, Device, Dispatch
 from switchgear.backends.vulkan_compute.pipeline import (
@@ -138,10 +144,10 @@ class Canary:
         written = self._keep_cache()
         found = self._found
         return CanaryResult(
-            ok=all(_holds(each.error) for each in kernels) and max(errors) <= TOLERANCE,
+            ok=all(holds(error) for error in (*(each.error for each in kernels), max(errors))),
             device=self._device.physical.subject.to_json(),
             kernels=kernels,
-            chain_error=_finite(max(errors)),
+            chain_error=finite(max(errors)),
             cache_state="off" if found is None else found.state,
             cache_reason="" if found is None else found.reason,
             cache_read_bytes=self._read_bytes,
@@ -184,7 +190,7 @@ class Canary:
             times_ns.append(monotonic_ns() - begin_ns)
 
         warm_us = int(statistics.median(times_ns)) // 1000
-        return KernelResult(name, _finite(error), first_ns // 1000, warm_us)
+        return KernelResult(name, finite(error), first_ns // 1000, warm_us)
 
     def _made_dispatch(self, name: str) -> Dispatch:
         taken, groups = KERNELS[name]
@@ -269,14 +275,6 @@ def _device(instance: Instance, index: int) -> PhysicalDevice:
 
 def _spirv(name: str) -> bytes:
     return (files("switchgear.backends") / "shaders" / f"{name}.spv").read_bytes()
-
-
-def _holds(error: float | None) -> bool:
-    return error is not None and error <= TOLERANCE
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _in_words(result: CanaryResult) -> str:

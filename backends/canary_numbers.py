@@ -43,6 +43,16 @@ def numbers() -> Numbers:
     return Numbers(q, k, v, {name: a.astype(np.float32) for name, a in answers.items()})
 
 
+def holds(error: float | None) -> bool:
+    """Whether a kernel's error is within the tolerance."""
+    return error is not None and error <= TOLERANCE
+
+
+def finite(value: float) -> float | None:
+    """A number for JSON: None for one that is not finite."""
+    return value if math.isfinite(value) else None
+
+
 def relative_error(result: Array, answer: Array) -> float:
     """Largest error over the largest element; infinite when a result is not finite."""
     if not np.isfinite(result).all():

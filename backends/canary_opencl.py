@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import math
 import statistics
 import sys
 from dataclasses import asdict, dataclass
@@ -23,7 +22,14 @@ import numpy as np
 from switchgear.backends.cache_store import CacheStore, Lookup
 from switchgear.backends.canary import KernelResult
 from switchgear.backends.canary_command import run_command
-from switchgear.backends.canary_numbers import ROWS, TOLERANCE, WIDTH, numbers, relative_error
+from switchgear.backends.canary_numbers import (
+    ROWS,
+    WIDTH,
+    finite,
+    holds,
+    numbers,
+    relative_error,
+)
 from switchgear.ipc.errors import DriverError, NoBackend, NoSpace
 
 SOURCE: Final = """
@@ -166,11 +172,10 @@ def _checked(cl: Any, device: Any, cache_root: Path | None) -> OpenclCanaryResul
         cl.enqueue_copy(queue, result, buffers[name]).wait()
         error = relative_error(result, answer)
         warm_us = int(statistics.median(times_ns[1:])) // 1000
-        finite = error if math.isfinite(error) else None
-        kernels.append(KernelResult(name, finite, times_ns[0] // 1000, warm_us))
+        kernels.append(KernelResult(name, finite(error), times_ns[0] // 1000, warm_us))
 
     return OpenclCanaryResult(
-        ok=all(each.error is not None and each.error <= TOLERANCE for each in kernels),
+        ok=all(holds(each.error) for each in kernels),
         device=about,
         kernels=tuple(kernels),
         build_us=build_us,

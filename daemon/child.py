@@ -14,6 +14,8 @@ from typing import Final
 from switchgear.daemon.listen import HAND_OVER_VARIABLES
 
 STDERR_KEPT_BYTES: Final = 8192
+# After SIGKILL; what takes longer hangs inside the kernel and is left behind.
+REAP_LIMIT_S: Final = 2.0
 # What is meant for the daemon alone.
 _PRIVATE_VARIABLES: Final = (
     *HAND_OVER_VARIABLES,
@@ -72,6 +74,7 @@ class Child:
         self._line = bytearray()
         self._stdout = bytearray()
         self._capture_limit = capture_limit_bytes
+        self._reaped = asyncio.Event()
         # A session of its own: a terminal's signals are for the daemon.
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-m", module, "--parent", str(os.getpid()), *arguments],
@@ -176,6 +179,7 @@ class Child:
 
         os.close(self._pidfd)
         self._pidfd = -1
+        self._reaped.set()
         self._on_exit(returncode)
 
     @property
@@ -194,6 +198,20 @@ class Child:
     def kill(self) -> None:
         """SIGKILL; the exit arrives through `on_exit`. Harmless once it has ended."""
         self._signal(signal.SIGKILL)
+
+    async def end(self) -> bool:
+        """Kills it, if it runs, and waits until it is reaped and `on_exit` was called. False
+        for one that SIGKILL does not end within `REAP_LIMIT_S`: it is left behind."""
+        if self.running:
+            self.kill()
+            try:
+                async with asyncio.timeout(REAP_LIMIT_S):
+                    await self._reaped.wait()
+            except TimeoutError:
+                self.abandon()
+                return False
+
+        return True
 
     def pause(self) -> None:
         """Stops it until `go_on`. Harmless once it has ended."""

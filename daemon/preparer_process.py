@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 MODULE: Final = "switchgear.backends.preparer"
 MAX_LINE_BYTES: Final = 1 << 20
-REAP_LIMIT_S: Final = 2.0
 # Time that it stands still counts, up to this many times the limit in all.
 STILL_FACTOR: Final = 10
 
@@ -161,14 +160,7 @@ class Preparer:
 
     async def close(self) -> None:
         """Ends it, if it runs, and waits until it is reaped."""
-        self._child.kill()
-        if self._child.running:
-            try:
-                async with asyncio.timeout(REAP_LIMIT_S):
-                    await asyncio.shield(self._ended)
-            except TimeoutError:
-                # It hangs inside the kernel.
-                self._child.abandon()
+        await self._child.end()
 
 
 def failed(code: int, name: str, text: str, domain: str = "switchgear") -> Verdict:

@@ -17,7 +17,6 @@ from switchgear.daemon.verdicts import Verdict, Verdicts, check_verdict
 from switchgear.ipc.errors import BY_CODE, BadModel, InternalError, SwitchgearError, TimedOut
 
 MAX_VERDICT_BYTES: Final = 1 << 20
-REAP_LIMIT_S: Final = 2.0
 # Ends that are the model's doing. SIGKILL comes from the system, when its memory is full, or
 # from a person; an exit status from Python, where something is not installed as it should be.
 _CRASHES: Final = frozenset(
@@ -117,9 +116,7 @@ class Validation:
             text = f"the model did not parse, allocate and run in {section.time_limit_s:g} s"
             return _refused(TimedOut, text, lasting=False)
         finally:
-            child.kill()
-            if child.running:
-                await _reap(child, ended)
+            await child.end()
 
         if returncode != 0:
             text = f"the model ended the process that tried it: {describe_end(returncode)}"
@@ -136,15 +133,6 @@ class Validation:
             raise InternalError(f"the validator gave no verdict: {error!r}") from None
 
         return verdict
-
-
-async def _reap(child: Child, ended: asyncio.Future[int]) -> None:
-    try:
-        async with asyncio.timeout(REAP_LIMIT_S):
-            await asyncio.shield(ended)
-    except TimeoutError:
-        # It hangs inside the kernel.
-        child.abandon()
 
 
 def _refused(error: type[SwitchgearError], text: str, *, lasting: bool) -> Verdict:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from switchgear.backends.atomic_file import (
+    TEMPORARY_SUFFIX,
+    read_bounded,
+    write_atomically,
+)
 from switchgear.ipc.dtypes import DTYPES
 from switchgear.ipc.worker import spec_from_json
 
@@ -113,37 +116,22 @@ class Verdicts:
 
     def _write(self, verdicts: OrderedDict[str, Verdict]) -> None:
         """Replaces the file: a reader, or the next start, sees the old one or the new one."""
-        folder = self._path.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(prefix=f".{self._path.name}-", dir=folder)
-        try:
-            with open(fd, "w", encoding="utf-8") as file:
-                json.dump({"schema": _SCHEMA, "verdicts": verdicts}, file)
-                file.flush()
-                os.fsync(fd)
-
-            os.rename(name, self._path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-
-        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder_fd)
-        finally:
-            os.close(folder_fd)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # One by one: encoding all at once would hold up the loop's thread.
+        entries = (f"{json.dumps(key)}: {json.dumps(v)}" for key, v in verdicts.items())
+        text = f'{{"schema": {_SCHEMA}, "verdicts": {{{", ".join(entries)}}}}}'
+        write_atomically(self._path, text.encode())
 
     def _remove_leftovers(self) -> None:
         """Of a process that was killed in the middle of a write."""
         with contextlib.suppress(OSError):
-            for leftover in self._path.parent.glob(f".{self._path.name}-*"):
+            pattern = f".{self._path.name}.*{TEMPORARY_SUFFIX}"
+            for leftover in self._path.parent.glob(pattern):
                 leftover.unlink(missing_ok=True)
 
     def _read(self) -> None:
         try:
-            with self._path.open("rb") as file:
-                data = json.loads(file.read(MAX_FILE_BYTES))
-
+            data = json.loads(read_bounded(self._path, MAX_FILE_BYTES))
             if data["schema"] != _SCHEMA:
                 raise ValueError(f"schema {data['schema']}")
 

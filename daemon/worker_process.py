@@ -13,7 +13,7 @@ from itertools import chain
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from switchgear.daemon.child import Child, describe_end
+from switchgear.daemon.child import REAP_LIMIT_S, Child, describe_end
 from switchgear.daemon.serving_loop import unwatch, watch
 from switchgear.ipc import worker
 from switchgear.ipc.errors import (
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from switchgear.daemon.model import Model
     from switchgear.daemon.request import Request
     from switchgear.daemon.session import Session
-
-# After SIGKILL; what takes longer hangs inside the kernel and is left behind.
-REAP_LIMIT_S: Final = 2.0
 
 _REPLY: Final = int(Kind.REPLY)
 # A worker knows an instance, and a session's arena, by number and precision.

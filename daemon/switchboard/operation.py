@@ -8,7 +8,7 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from switchgear.backends.atomic_file import write_atomically
+from switchgear.backends.atomic_file import read_bounded, write_atomically
 from switchgear.daemon.protocol.machine import Protocol
 from switchgear.daemon.switchboard.board import Switchboard
 from switchgear.daemon.switchboard.case import CASE, Case
@@ -251,8 +251,7 @@ class Operation:
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            with self._path.open("rb") as file:
-                data = json.loads(file.read(MAX_KEPT_BYTES))
+            data = json.loads(read_bounded(self._path, MAX_KEPT_BYTES))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:

@@ -110,8 +110,6 @@ class ThermalWatch:
         self._child: Child | None = None
         self._socket: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ended = asyncio.Event()
-        self._ended.set()
         self._stopping = False
         self._started_s = 0.0
         self._heard_s = 0.0
@@ -144,14 +142,8 @@ class ThermalWatch:
 
         self._close_socket()
         child = self._child
-        if child is not None:
-            child.kill()
-            try:
-                async with asyncio.timeout(2.0):
-                    await self._ended.wait()
-            except TimeoutError:
-                child.abandon()
-                self._child = None
+        if child is not None and not await child.end():
+            self._child = None
 
     def follow(self, devices: Mapping[str, DeviceSensors]) -> None:
         """The devices to tell of, in place of those before. What is known of a device whose
@@ -242,7 +234,6 @@ class ThermalWatch:
 
         self._child = child
         self._socket = ours
-        self._ended.clear()
         self._started_s = self._heard_s = monotonic()
         self._spoke = False
         self._generation = -1
@@ -268,7 +259,6 @@ class ThermalWatch:
             self._timer.cancel()
             self._timer = None
 
-        self._ended.set()
         if self._stopping:
             return
 
