@@ -275,8 +275,8 @@ class SessionEvents:
     """All sessions that asked for events. Use it on a running loop; nothing blocks."""
 
     def __init__(self, router: Router) -> None:
-        """:raises OSError: no descriptor is free."""
-        self.cost_bytes = record_cost_bytes()
+        # Of one unread record; measured for the first that asks.
+        self.cost_bytes = 0
         self._router = router
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[Listener, None] = {}
@@ -289,10 +289,16 @@ class SessionEvents:
 
     def subscribe(self, session: Session) -> None:
         """Tells a session that has its socket how its places stand, where that is not normal,
-        and then each change. Ends with the session."""
+        and then each change. Ends with the session.
+
+        :raises OSError: no descriptor is free, or the kernel does not say what is unread.
+        """
         sock = session.data_socket
         if sock is None or session.ended:
             return
+
+        if not self.cost_bytes:
+            self.cost_bytes = record_cost_bytes()
 
         session.listener = listener = Listener(self, session, sock)
         self._listeners[listener] = None
