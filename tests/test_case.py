@@ -13,11 +13,11 @@ import pytest
 from sysfs_tree import add_zone
 
 from switchgear.daemon.config import Configuration, ThermalSection
+from switchgear.daemon.options import Options
 from switchgear.daemon.protocol.reading import NO_SENSOR, Reading
 from switchgear.daemon.switchboard.case import CASE, LOST_MS, Case
 from switchgear.daemon.switchboard.operation import Operation
 from switchgear.fingerprints.zones_model import TripPoint, Zone
-
 
 LIMIT_MS = 50
 
@@ -68,10 +68,10 @@ def chosen_with(operation: Operation) -> Any:
     board = operation.board
     assert board is not None
     lane = SimpleNamespace(is_idle=True, wait_ms=lambda _now_s: 0.0)
-    target = SimpleNamespace(backend="cpu", pair=None, lane=lane, is_warm=lambda _: True)
-    options = SimpleNamespace(
-        backends=("cpu",), slow_ms=0, recover_ms=0, policy="", precision="auto"
+    target = SimpleNamespace(
+        backend="cpu", pair=None, lane=lane, precision=0, is_warm=lambda _: True
     )
+    options = Options(2, "reject", 2, ("cpu",), strict=False)
     model = SimpleNamespace(digest="m", state=False, run_us=1000, pairs={})
     session: Any = SimpleNamespace(
         options=options,
