@@ -125,9 +125,9 @@ class Session:
         return len(self._requests)
 
     @property
-    def has_spare(self) -> bool:
-        """Whether an output slot is free for a request's second copy."""
-        return Slot.SPARE in self._outputs
+    def may_hedge(self) -> bool:
+        """Whether a slot is spare for a second copy, and one more to give a request up with."""
+        return self._outputs.count(Slot.SPARE) >= 2
 
     @property
     def output_slots(self) -> list[Slot]:

@@ -99,6 +99,10 @@ class Sessions:
         try:
             output_size = sum(spec.capacity_bytes for spec in outputs)
             spare = options.slots if output_size <= SPARE_LIMIT_BYTES else 1
+            if options.hedge and not model.state:
+                # A second copy has a slot of its own.
+                spare *= 2
+
             layout = arena.plan(instance.inputs, outputs, options.slots, options.slots + spare)
             self._admit_arena(peer.uid, layout.size_bytes)
             size = layout.size_bytes

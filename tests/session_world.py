@@ -141,7 +141,7 @@ class CountingMeter:
 
 class World:
     """Two sessions on one lane. Those that hedge have a device's lane too: each request goes
-    to one of the two and, where a slot is spare, to the other."""
+    to one of the two and, where slots are spare, to the other."""
 
     def __init__(self, *, state: bool, on_busy: str, hedge: bool = False) -> None:
         self.loop = asyncio.get_running_loop()
@@ -153,6 +153,7 @@ class World:
         self.meters: list[Any] = []
         self.abandoned: list[FakeWorker] = []
         self.hedged = 0
+        self.spare = SPARE * (2 if hedge else 1)
         self._first = 0
         if hedge:
             settings = LaneSettings({}, 3, 3, hang_s=1000.0, start_s=1000.0)
@@ -167,7 +168,7 @@ class World:
                 self.model,
                 lambda data, n=number: self.clients[n].deliver(data),  # type: ignore[misc]
                 slots=SLOTS,
-                spare=SPARE,
+                spare=self.spare,
                 on_busy=on_busy,
                 route=self._route,
             )
@@ -184,7 +185,7 @@ class World:
 
         first, second = self.lanes[self._first], self.lanes[1 - self._first]
         place: Any = None
-        if session.has_spare:
+        if session.may_hedge:
             self.hedged += 1
             request.second = Second(second, 0, place, 0)
 
@@ -221,7 +222,8 @@ class World:
             owned = sorted(client.owned)
             client.send(free[pick % len(free)], owned[pick % len(owned)], priority)
         elif operation == "wrong slot" and free:
-            foreign = [n for n in range(SLOTS + SPARE + 2) if n not in client.owned]
+            count = SLOTS + self.spare + 2
+            foreign = [n for n in range(count) if n not in client.owned]
             client.send_wrong(free[0], foreign[pick % len(foreign)])
         elif operation == "slot in use" and len(free) < SLOTS and client.owned:
             used = [n for n in range(SLOTS) if n not in free]

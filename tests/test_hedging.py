@@ -10,17 +10,18 @@ import pytest
 from fake_worker import FakeWorker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from session_world import SPARE, World, play, step
+from session_world import World, play, step
 
 from switchgear.daemon import lane as lane_module
 from switchgear.daemon import restarts as restarts_module
+from switchgear.daemon.protocol.topology import PairKey
 from switchgear.daemon.session import Session
 from switchgear.daemon.slots import Slot
 from switchgear.ipc.errors import ModelInUse
 from switchgear.ipc.record import Backend, Priority, Reason, Record
 
 CPU, NPU = 0, 1
-FREE = [Slot.CLIENT] * 2 + [Slot.SPARE] * 2
+FREE = [Slot.CLIENT] * 2 + [Slot.SPARE] * 4
 
 
 @pytest.fixture(autouse=True)
@@ -97,11 +98,10 @@ def test_the_second_copy_is_first() -> None:
         (reply,) = pair.replies
         assert (reply.status_domain, reply.reason) == (0, Reason.HEDGED)
         assert reply.output_slot == 2, "its own slot, which the reply names"
-        assert pair.session.output_slots == [
+        assert [pair.owner(slot) for slot in range(3)] == [
             Slot.POISONED,
             Slot.CLIENT,
             Slot.CLIENT,
-            Slot.SPARE,
         ]
         pair.answer(CPU)
         assert len(pair.replies) == 1
@@ -134,7 +134,21 @@ def test_an_error_of_one_copy_is_not_the_answer(first: int) -> None:
         assert reply.status_domain == 0
         backend = pair.world.lanes[first].number
         assert reply.tried == 1 << backend, "nothing silent"
-        assert pair.session.output_slots.count(Slot.SPARE) == SPARE
+        assert pair.session.output_slots.count(Slot.SPARE) == pair.world.spare
+
+    with_pair(test)
+
+
+def test_what_a_failure_is_blamed_for_goes_with_the_copy_that_goes_on() -> None:
+    """It counts once the same request was answered elsewhere."""
+
+    def test(pair: Pair) -> None:
+        blame = (PairKey("model", "npu", "fp32"), "delegate", 1)
+        second = pair.session._requests[1].twin
+        assert second is not None
+        second.blame = blame
+        pair.answer(NPU, failed=True)
+        assert pair.session._requests[1].blame == blame
 
     with_pair(test)
 
@@ -220,18 +234,21 @@ def test_one_that_runs_in_one_place_is_not_superseded() -> None:
     with_pair(test, ready=False, on_busy="replace_oldest")
 
 
-def test_without_a_spare_slot_there_is_no_second_copy() -> None:
+def test_a_slot_is_kept_to_give_a_request_up_with() -> None:
     def test(pair: Pair) -> None:
         pair.send(1)
-        assert pair.world.hedged == 2
         pair.answer(CPU)
         pair.answer(CPU)
         # Both copies still run on the NPU and hold their slots.
-        assert pair.session.output_slots.count(Slot.POISONED) == SPARE
+        assert pair.session.output_slots.count(Slot.POISONED) == 2
         pair.send(0)
-        assert pair.world.hedged == 2
-        assert pair.session.in_flight == 1
-        assert pair.world.lanes[NPU].running == 2
+        assert pair.world.hedged == 3
+        pair.send(1)
+        assert pair.world.hedged == 3, "one slot is left"
+        assert (pair.session.in_flight, pair.world.lanes[NPU].queued) == (2, 1)
+        pair.client.cancel(3)
+        assert len(pair.client.answers) == 3
+        assert pair.client.answers[-1] == "Cancelled"
 
     with_pair(test)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import raw_client
 from daemon_process import DaemonProcess
 from npu_rig import Rig, wait_for_device
 from small_network import SIDE, small_network
@@ -68,6 +69,12 @@ def warm(session: Session, inputs: dict[str, Any]) -> None:
 def _on_npu(session: Session, inputs: dict[str, Any]) -> bool:
     result = session.run(inputs, deadline_ms=DEADLINE_MS)
     return result.backend == "npu" or result.reason == "hedged"
+
+
+def batch(session: Session, inputs: dict[str, Any]) -> str:
+    """The reason of a batch frame's reply."""
+    request = session.submit(inputs, deadline_ms=DEADLINE_MS, priority="batch")
+    return request.result().reason
 
 
 def answered(client: Client) -> int:
@@ -132,18 +139,18 @@ def test_without_the_option_nothing_runs_twice(client: Client, rig: Rig) -> None
 
 def test_each_request_counts_once(client: Client) -> None:
     inputs = frame()
-    with client.open_session("net", slots=4, backends=WHERE, hedge=True) as session:
+    with client.open_session("net", slots=16, backends=WHERE, hedge=True) as session:
         warm(session, inputs)
         idle(client)
         before = answered(client), outcomes(client)
         sequence = client.explain(1)[0]["record"]["sequence"]
         for _ in range(10):
-            requests = [session.submit(inputs, deadline_ms=DEADLINE_MS) for _ in range(4)]
+            requests = [session.submit(inputs, deadline_ms=DEADLINE_MS) for _ in range(16)]
             assert all(request.result().backend in WHERE for request in requests)
 
         idle(client)
-        assert (answered(client), outcomes(client)) == (before[0] + 40, before[1] + 40)
-        assert client.explain(1)[0]["record"]["sequence"] == sequence + 40
+        assert (answered(client), outcomes(client)) == (before[0] + 160, before[1] + 160)
+        assert client.explain(1)[0]["record"]["sequence"] == sequence + 160
 
 
 def test_a_worker_that_dies_with_a_copy_costs_nothing(client: Client, rig: Rig) -> None:
@@ -163,11 +170,41 @@ def test_a_worker_that_dies_with_a_copy_costs_nothing(client: Client, rig: Rig) 
             assert result.backend in WHERE
 
 
+def test_a_frame_of_another_priority_has_its_copy_in_that_lane(
+    client: Client, rig: Rig
+) -> None:
+    inputs = frame()
+    with client.open_session("net", backends=WHERE, hedge=True) as session:
+        warm(session, inputs)
+        rig.pace(SLOW_US)
+        # The batch lane's worker starts at its first need, and the NPU answers meanwhile.
+        while batch(session, inputs) != "hedged":
+            pass
+
+        lanes = {worker["lane"] for worker in client.status()["workers"]}
+        assert "batch" in lanes
+        rig.pace(0)
+        idle(client)
+
+
 def test_a_session_with_a_state_never_hedges(client: Client) -> None:
     with client.open_session("sum", hedge=True) as session:
         one = np.ones(4, np.float32)
         totals = [session.run({"x": one}, copy=True)["total"][0] for _ in range(5)]
         assert totals == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("model", "hedge", "slots"), [("net", False, 4), ("net", True, 6), ("sum", True, 4)]
+)
+def test_a_session_that_hedges_has_twice_as_many_spare_slots(
+    daemon: DaemonProcess, model: str, hedge: bool, slots: int
+) -> None:
+    with (
+        raw_client.Control(daemon.socket) as control,
+        control.open_session(model, hedge=hedge) as session,
+    ):
+        assert session.reply["output_slots"] == slots
 
 
 def test_the_same_with_asyncio(daemon: DaemonProcess, client: Client, rig: Rig) -> None:

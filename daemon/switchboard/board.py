@@ -260,7 +260,7 @@ class Switchboard:
         context.limit_ms = _limit_ms(request)
         context.case_headroom_c = self.case_headroom_c
         context.explore = all(row.target.lane.is_idle for row in rows)
-        context.hedge = seat.hedges and session.has_spare
+        context.hedge = seat.hedges and session.may_hedge
         verdict = choose(candidates, policy, context, now_s, self.ring, number)
         if verdict.chosen < 0:
             return None
