@@ -57,7 +57,7 @@ class Crowd:
     def worker(self) -> Any:
         return self.lane.worker
 
-    def client(self, pid: int, uid: int = 0) -> int:
+    def client(self, pid: int, uid: int = 0, on_busy: str = "wait") -> int:
         """Opens a session of a process; returns its number."""
         number = len(self._sessions)
         session = new_session(
@@ -67,6 +67,7 @@ class Crowd:
             lambda data: self._take(number, bytes(data)),
             slots=SLOTS,
             spare=SLOTS,
+            on_busy=on_busy,
         )
         session.peer = SimpleNamespace(pid=pid, uid=uid, gid=0)  # type: ignore[assignment]
         self._sessions.append(session)
@@ -211,6 +212,24 @@ def test_the_worker_gets_two_again_when_the_urgent_ones_have_gone(
         urgent = crowd.send(client, HIGH)
         crowd.run_all()
         assert crowd.order[1:] == [first, second, urgent]
+        crowd.close()
+
+    in_loop(test)
+
+
+def test_who_would_not_be_handed_ahead_is_busy_where_nobody_waits() -> None:
+    async def test() -> None:
+        crowd = Crowd()
+        waits, rejects = crowd.client(1), crowd.client(2, on_busy="reject")
+        crowd.send(waits)
+        second = crowd.send(rejects)
+        assert second not in crowd.outcomes, "the worker has room for two"
+        crowd.run_all()
+        crowd.send(waits, HIGH)
+        refused = crowd.send(rejects)
+        assert crowd.outcomes[refused] == "Busy"
+        urgent = crowd.send(rejects, HIGH)
+        assert urgent not in crowd.outcomes
         crowd.close()
 
     in_loop(test)
