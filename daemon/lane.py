@@ -15,6 +15,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Final
 
 from switchgear.daemon.deaths import count_death
+from switchgear.daemon.failure import Failure
 from switchgear.daemon.hang_watch import HangWatch
 from switchgear.daemon.lane_settings import LaneSettings, Watcher
 from switchgear.daemon.load_watch import LoadWatch
@@ -22,7 +23,7 @@ from switchgear.daemon.recovery import recover, run_elsewhere
 from switchgear.daemon.request import Request
 from switchgear.daemon.restarts import Restarts
 from switchgear.daemon.waiting import Waiting
-from switchgear.daemon.worker_process import Events, Failure, WorkerProcess
+from switchgear.daemon.worker_process import Events, WorkerProcess
 from switchgear.ipc.errors import (
     DOMAINS,
     Busy,

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from switchgear.daemon.config import Configuration
+    from switchgear.daemon.failure import Failure
     from switchgear.daemon.jobs import Job
     from switchgear.daemon.model import Model
     from switchgear.daemon.pool import Pool
-    from switchgear.daemon.worker_process import Failure
 
 log = logging.getLogger(__name__)
 

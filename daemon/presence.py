@@ -10,7 +10,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from switchgear.daemon.worker_process import Events, Failure, WorkerProcess
+from switchgear.daemon.failure import Failure
+from switchgear.daemon.worker_process import Events, WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,9 +11,9 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from switchgear.daemon.failure import Failure
 from switchgear.daemon.pair import lowest_allows
 from switchgear.daemon.takeover import Takeovers, not_taken_over, own_lane_of
-from switchgear.daemon.worker_process import Failure
 from switchgear.ipc.errors import (
     BackendFailed,
     NoBackend,

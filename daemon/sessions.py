@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.config import LimitsSection
+from switchgear.daemon.failure import Failure
 from switchgear.daemon.instances import Instance
 from switchgear.daemon.models import Model, Models
 from switchgear.daemon.options import Options
@@ -19,7 +20,6 @@ from switchgear.daemon.router import Router
 from switchgear.daemon.session import Session
 from switchgear.daemon.validation import Shapes
 from switchgear.daemon.varlink_server import Peer
-from switchgear.daemon.worker_process import Failure
 from switchgear.ipc import arena
 from switchgear.ipc.errors import (
     ConnectionLost,

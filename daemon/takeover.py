@@ -12,7 +12,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from switchgear.daemon.worker_process import Failure
+from switchgear.daemon.failure import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from switchgear.daemon.failure import Failure
 from switchgear.daemon.recovery import MAX_ATTEMPTS
 from switchgear.daemon.restarts import RESTART_FIRST_S
-from switchgear.daemon.worker_process import Failure
 from switchgear.ipc.errors import NoBackend, WorkerDied
 
 if TYPE_CHECKING:

@@ -6,23 +6,16 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.child import REAP_LIMIT_S, Child, describe_end
+from switchgear.daemon.failure import Failure
 from switchgear.daemon.serving_loop import unwatch, watch
+from switchgear.daemon.worker_loads import Load, Loads
 from switchgear.ipc import worker
-from switchgear.ipc.errors import (
-    BackendFailed,
-    ProtocolError,
-    SwitchgearError,
-    UnknownModel,
-    error_from_code,
-)
+from switchgear.ipc.errors import ProtocolError
 from switchgear.ipc.record import RECORD_BYTES, ROUTE, ROUTE_OFFSET, Kind, Precision
 
 if TYPE_CHECKING:
@@ -42,37 +35,6 @@ log = logging.getLogger(__name__)
 def in_precision(identity: int, precision: int) -> int:
     """The number by which a worker knows an instance or a session in one precision."""
     return identity << PRECISION_BITS | precision
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a worker could not do something: domain, code, name and text."""
-
-    domain: str
-    code: int
-    name: str
-    text: str
-
-    @classmethod
-    def from_packet(cls, packet: worker.Packet) -> Failure:
-        return cls(
-            str(packet.get("domain")),
-            int(packet.get("code", 0)),
-            str(packet.get("name")),
-            str(packet.get("text")),
-        )
-
-    def to_error(self, subject: str) -> SwitchgearError:
-        """The error that a client gets for it."""
-        if self.domain == "switchgear":
-            return error_from_code(self.code, f"{subject}: {self.text}")
-
-        return BackendFailed(
-            f"{subject}: {self.text}",
-            domain=self.domain,
-            driver_code=self.code,
-            driver_name=self.name,
-        )
 
 
 @dataclass(slots=True)
@@ -104,11 +66,7 @@ class WorkerProcess:
         self._on_reply = events.on_reply
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(worker.MAX_PACKET_BYTES)
-        self._loaded: dict[int, asyncio.Future[worker.Packet | Failure]] = {}
-        # What it was asked to load and has not answered, in that order: model and since when.
-        self._loading: dict[int, tuple[Model, int]] = {}
-        # Loads of what it has loaded already, in their order.
-        self._renewals: dict[int, deque[asyncio.Future[worker.Packet | Failure]]] = {}
+        self._loads = Loads()
         # Instance by binding.
         self._bound: dict[int, int] = {}
         self._probe: asyncio.Future[worker.Packet] | None = None
@@ -146,26 +104,21 @@ class WorkerProcess:
 
     # Packets to the worker.
 
-    def load(
-        self, instance: Instance, precision: int = 0
-    ) -> asyncio.Future[worker.Packet | Failure]:
+    def load(self, instance: Instance, precision: int = 0) -> Load:
         """Asks for an instance in one precision once (0: the model's own); the future tells how
         it went. Does not block."""
         identity = in_precision(instance.identity, precision)
-        future = self._loaded.get(identity)
-        if future is None:
-            future = self._loop.create_future()
-            self._loaded[identity] = future
+        load = self._loads.get(identity)
+        if load is None:
+            load = self._loads.begin(identity, instance.model)
             self._send_load(instance, precision)
 
-        return future
+        return load
 
     def _send_load(self, instance: Instance, precision: int) -> None:
-        identity = in_precision(instance.identity, precision)
-        self._loading[identity] = (instance.model, monotonic_ns())
         packet: worker.Packet = {
             "op": "load",
-            "instance": identity,
+            "instance": in_precision(instance.identity, precision),
             "shapes": {name: list(shape) for name, shape in instance.shapes.items()},
             "warm": not instance.stateful,
         }
@@ -177,54 +130,45 @@ class WorkerProcess:
 
     def renew(
         self, instance: Instance, precision: int, sessions: Iterable[Session]
-    ) -> asyncio.Future[worker.Packet | Failure] | None:
+    ) -> Load | None:
         """Loads once more what was prepared anew, and gives it the arenas of these sessions;
         what it has loaded serves until then, and goes on where that fails. None where it has
         not been asked for the instance before. Does not block.
         """
         identity = in_precision(instance.identity, precision)
-        if identity not in self._loaded or self.state in ("ending", "ended"):
+        if self.state in ("ending", "ended"):
             return None
 
-        future: asyncio.Future[worker.Packet | Failure] = self._loop.create_future()
-        self._renewals.setdefault(identity, deque()).append(future)
+        load = self._loads.begin_renewal(identity, instance.model)
+        if load is None:
+            return None
+
         self._send_load(instance, precision)
         for session in sessions:
             if in_precision(session.identity, precision) in self._bound:
                 self._send_bind(session, precision)
 
-        return future
+        return load
 
     def has_loaded(self, instance: Instance, precision: int = 0) -> bool:
         """Whether a frame of this instance would run at once."""
-        future = self._loaded.get(in_precision(instance.identity, precision))
-        return (
-            self.state == "ready"
-            and future is not None
-            and future.done()
-            and not isinstance(future.result(), Failure)
-        )
+        identity = in_precision(instance.identity, precision)
+        return self.state == "ready" and self._loads.is_loaded(identity)
 
     def load_failure(self, instance: Instance, precision: int = 0) -> Failure | None:
-        future = self._loaded.get(in_precision(instance.identity, precision))
-        if future is not None and future.done() and not future.cancelled():
-            result = future.result()
-            if isinstance(result, Failure):
-                return result
-
-        return None
+        return self._loads.failure(in_precision(instance.identity, precision))
 
     @property
     def loading(self) -> tuple[Model, int] | None:
         """The model that it loads, or was loading when it ended, and the monotonic ns at which
         it was asked to or was done with the one before."""
-        return next(iter(self._loading.values()), None)
+        return self._loads.present
 
     def forget_failure(self, instance: Instance, precision: int) -> None:
         """An instance that it could not load is asked for again at the next need."""
         if self.load_failure(instance, precision) is not None:
             identity = in_precision(instance.identity, precision)
-            del self._loaded[identity]
+            self._loads.forget(identity)
             self._forget_bindings(identity)
 
     def _forget_bindings(self, instance: int) -> None:
@@ -235,27 +179,19 @@ class WorkerProcess:
         """Frees an instance in whatever of these precisions it is loaded."""
         for number in precisions:
             instance = in_precision(identity, number)
-            future = self._loaded.pop(instance, None)
-            if future is not None:
+            if self._loads.forget(instance) is not None:
                 self._send({"op": "unload", "instance": instance})
-                if not future.done():
-                    # Nobody waits for what nobody wants any more.
-                    future.set_result(
-                        Failure("switchgear", UnknownModel.code, "UnknownModel", "unloaded")
-                    )
 
-    def bind(
-        self, session: Session, precision: int = 0
-    ) -> asyncio.Future[worker.Packet | Failure]:
+    def bind(self, session: Session, precision: int = 0) -> Load:
         """Loads what a session needs and maps its arena there, unless that is done; the future
         is that of the load."""
         identity = in_precision(session.identity, precision)
-        future = self.load(session.instance, precision)
+        load = self.load(session.instance, precision)
         if identity not in self._bound:
             self._bound[identity] = in_precision(session.instance.identity, precision)
             self._send_bind(session, precision)
 
-        return future
+        return load
 
     def _send_bind(self, session: Session, precision: int) -> None:
         packet = {
@@ -397,33 +333,10 @@ class WorkerProcess:
 
     def _took(self, identity: int, packet: worker.Packet, *, failed: bool) -> None:
         """It has loaded an instance, or could not."""
-        self._loading.pop(identity, None)
-        if self._loading:
-            # The next one begins.
-            following = next(iter(self._loading))
-            self._loading[following] = (self._loading[following][0], monotonic_ns())
-
         result = Failure.from_packet(packet) if failed else packet
-        future = self._loaded.get(identity)
-        renewals = self._renewals.get(identity)
-        if renewals and (future is None or future.done()):
-            renewed = renewals.popleft()
-            if not renewals:
-                del self._renewals[identity]
-
-            if not failed and future is not None and isinstance(future.result(), Failure):
-                # The load before it had failed, and its arenas with it: bound at the next need.
-                self._loaded[identity] = renewed
-
-            renewed.set_result(result)
-            return
-
-        if failed:
+        if not self._loads.took(identity, result):
             # It has refused the arenas too.
             self._forget_bindings(identity)
-
-        if future is not None and not future.done():
-            future.set_result(result)
 
     # Its end.
 
@@ -485,10 +398,7 @@ class WorkerProcess:
             self._sock.close()
 
         gone = Failure("switchgear", 401, "WorkerDied", self.end_reason)
-        for future in (*self._loaded.values(), *chain(*self._renewals.values())):
-            if not future.done():
-                future.set_result(gone)
-
+        self._loads.end(gone)
         if self._probe is not None and not self._probe.done():
             self._probe.set_result({"ok": False, "text": self.end_reason})
 

@@ -104,6 +104,7 @@ class Guest:
         while self._state() not in ("running", "degraded"):
             assert self._process.poll() is None, f"the container ended: {self.console}"
             assert time.monotonic() < deadline, f"it did not boot: {self.console}"
+            # Until its manager listens there is nobody who would tell.
             time.sleep(POLL_S)
 
     def _state(self) -> str:
@@ -175,6 +176,7 @@ class Guest:
                     f"{unit}: {name} is {found!r}, not {wanted!r}\n{self.journal(unit)}"
                 )
 
+            # systemctl waits for the end of a job, not for a property.
             time.sleep(POLL_S)
 
     def journal(self, unit: str) -> str:

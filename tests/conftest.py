@@ -64,6 +64,7 @@ def nothing_left_open() -> Iterator[None]:
         if time.monotonic() > deadline:
             break
 
+        # A descriptor that a thread closes tells nobody.
         time.sleep(SETTLE_STEP_S)
 
     pytest.fail("left behind by the test: " + "; ".join([*left, *orphans]), pytrace=False)

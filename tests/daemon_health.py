@@ -89,6 +89,7 @@ def settles_to(daemon: DaemonProcess, before: Holdings) -> None:
         assert time.monotonic() < deadline, (
             f"held before: {before}, now: {now}; {descriptor_targets(daemon.pid)}"
         )
+        # The daemon tells nobody of its descriptors and processes.
         time.sleep(_SETTLE_STEP_S)
 
 

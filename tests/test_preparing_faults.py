@@ -47,7 +47,7 @@ def test_prepared_files_that_vanish_are_made_anew_once_and_serve_again() -> None
                 file.unlink()
 
             os.kill(row["pid"], signal.SIGKILL)
-            until(lambda: workers(client) and workers(client)[0]["pid"] != row["pid"])
+            until(lambda: any(now["pid"] != row["pid"] for now in workers(client)))
             assert until(lambda: pair_state(client) == "ready")
             assert session.run(inputs).backend == "npu"
 
