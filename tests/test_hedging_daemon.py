@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import raw_client
+from c_client_program import Driver, build
 from daemon_process import DaemonProcess
 from npu_rig import Rig, wait_for_device
 from small_network import SIDE, small_network
@@ -18,6 +19,7 @@ from small_network import SIDE, small_network
 from switchgear.backends.generate.state import accumulator
 from switchgear.client import Client, Session, aio, connect
 from switchgear.client.control import Control
+from switchgear.ipc.record import Reason
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
 
@@ -224,4 +226,23 @@ def test_the_same_with_asyncio(daemon: DaemonProcess, client: Client, rig: Rig) 
                 reasons.add(result.reason)
 
     asyncio.run(main())
+    rig.pace(0)
+
+
+def test_the_same_in_c(daemon: DaemonProcess, client: Client, rig: Rig) -> None:
+    with client.open_session("net", backends=WHERE) as session:
+        warm(session, frame())
+
+    with Driver(build("driver", "-O2")) as driver:
+        driver.do("connect", daemon.socket)
+        driver.do("open", "net", "backend=npu", "backend=cpu", "hedge=1")
+        rig.pace(SLOW_US)
+        answer = ""
+        while f" reason {int(Reason.HEDGED)} " not in answer:
+            # Whatever lies in the slot will do.
+            driver.do("submit", 0, int(DEADLINE_MS))
+            answer = driver.do("wait", 0, int(DEADLINE_MS))
+
+        driver.do("close")
+
     rig.pace(0)

@@ -1482,6 +1482,11 @@ static void add_options(writer *out, const sg_session_options *options)
         add_text(out, "true");
     }
 
+    if (options->hedge) {
+        add_key(out, &first, "hedge");
+        add_text(out, "true");
+    }
+
     add_text(out, "}");
 }
 

@@ -144,6 +144,7 @@ typedef struct sg_session_options {
     int64_t output_capacity_bytes; /* room for outputs of unknown size; 0: the daemon's choice */
     sg_on_event on_event;     /* hears of the places where the session may run; NULL: no events */
     void *event_context;      /* handed to it */
+    bool hedge;               /* may run a request in a second place too */
 } sg_session_options;
 
 /* All zero is a good choice; so is NULL. */

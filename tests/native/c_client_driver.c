@@ -98,6 +98,8 @@ static void open_session(char **words, int count)
             options.priority = value;
         else if (strcmp(words[i], "strict") == 0)
             options.strict = true;
+        else if (strcmp(words[i], "hedge") == 0)
+            options.hedge = true;
         else if (strcmp(words[i], "events") == 0) {
             options.on_event = hear;
             options.event_context = (void *)"";
