@@ -109,3 +109,34 @@ def test_good_and_bad_ones_are_taken() -> None:
 )
 def test_the_lowest_precision(lowest: str, precision: str, allowed: bool) -> None:
     assert lowest_allows(lowest, Pair("x", "auto", precision=precision)) is allowed
+
+
+def test_what_is_prepared_anew_and_is_another_is_counted() -> None:
+    pair = Pair("opencl", "auto")
+    pair.apply({**GOOD, "artefact": "a"}, fresh=True)
+    assert pair.generation == 0
+    # From the kept verdicts, or the same again: workers have it.
+    pair.apply({**GOOD, "artefact": "b"})
+    pair.apply({**GOOD, "artefact": "b"}, fresh=True)
+    assert pair.generation == 0
+    pair.apply({**GOOD, "artefact": "c"}, fresh=True)
+    assert pair.generation == 1
+    # A driver that names nothing may have made another.
+    pair.apply(GOOD, fresh=True)
+    pair.apply(GOOD, fresh=True)
+    assert pair.generation == 3
+    # Not ready in between: workers may still have what they had.
+    pair.apply(BAD, fresh=True)
+    pair.apply({**GOOD, "artefact": "c"}, fresh=True)
+    assert pair.generation == 4
+
+
+def test_a_pair_that_came_out_the_same_follows() -> None:
+    tuned, other = Pair("opencl", "fp32"), Pair("opencl", "auto")
+    for pair in (tuned, other):
+        pair.apply({**GOOD, "artefact": "a"}, fresh=True)
+
+    tuned.apply({**GOOD, "artefact": "b", "warm_load_us": OWN_WORKER_US}, fresh=True)
+    other.follow(tuned)
+    assert (other.generation, other.artefact, other.own_worker) == (1, "b", True)
+    assert other.figures == tuned.figures
