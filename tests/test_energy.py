@@ -215,6 +215,18 @@ def test_work_before_the_idle_power_is_known(monkeypatch: pytest.MonkeyPatch) ->
     assert cpu.energy.source == "measured"
 
 
+def test_a_part_that_came_later_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, npu = Rig(monkeypatch, BATTERY), place("npu", "npu")
+    rig.pass_by(5.0)
+    rig.pass_by(10.0, {npu: 2}, power_w=IDLE_W + 4.0)
+    # Nobody knew of it.
+    assert npu.energy.source == "modelled"
+    rig.watch.add(Part("npu", "npu"))
+    rig.pass_by(20.0, {npu: 2}, power_w=IDLE_W + 4.0)
+    assert npu.energy.per_inference_mj(10.0) == pytest.approx(100.0, rel=0.05)
+    assert rig.watch.source("npu") == "measured (battery)"
+
+
 def test_an_idle_daemon_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rig, cpu = Rig(monkeypatch, POWERCAP, RAIL), place()
     rig.pass_by(4.0)

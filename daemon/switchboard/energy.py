@@ -150,6 +150,8 @@ class EnergyWatch:
         self._disturbed = disturbed
         self._sampler = Sampler(root, self._found, self._sampled)
         self._parts: dict[str, Part] = {}
+        # All that there are, and that of each part.
+        self._there: tuple[Meter, ...] = ()
         self._meters: dict[str, Meter] = {}
         self._asked: tuple[Meter, ...] = ()
         self._step_s = INTERVAL_S
@@ -168,12 +170,23 @@ class EnergyWatch:
     def start(self, parts: Mapping[str, Part]) -> None:
         """Looks for the meters of these parts, by backend."""
         for part in parts.values():
-            known = self._parts.get(part.name)
-            # The part with all the APIs through which it is seen.
-            apis = (*known.apis, *part.apis) if known is not None else part.apis
-            self._parts[part.name] = type(part)(part.name, part.kind, apis)
+            self._join(part)
 
         self._sampler.start()
+
+    def _join(self, part: Part) -> Part:
+        """The part with all the APIs through which it is seen."""
+        known = self._parts.get(part.name)
+        apis = (*known.apis, *part.apis) if known is not None else part.apis
+        joined = self._parts[part.name] = type(part)(part.name, part.kind, apis)
+        return joined
+
+    def add(self, part: Part) -> None:
+        """A part that came later, or one more API of a known one."""
+        self._choose(self._join(part))
+        self._use_meters()
+        # What is under way does not know its meter.
+        self._interval = None
 
     def stop(self) -> None:
         self._meters.clear()
@@ -227,13 +240,17 @@ class EnergyWatch:
         for problem in problems:
             log.info("energy is not measured by %s", problem)
 
-        for name, part in self._parts.items():
-            meter = choose_meter(meters, part)
-            if meter is not None:
-                log.info("the energy of %s is measured by %s", name, meter.method)
-                self._meters[name] = meter
+        self._there = tuple(meters)
+        for part in self._parts.values():
+            self._choose(part)
 
         self._use_meters()
+
+    def _choose(self, part: Part) -> None:
+        meter = choose_meter(self._there, part)
+        if meter is not None and meter != self._meters.get(part.name):
+            log.info("the energy of %s is measured by %s", part.name, meter.method)
+            self._meters[part.name] = meter
 
     def _use_meters(self) -> None:
         self._asked = tuple(dict.fromkeys(self._meters.values()))
@@ -281,6 +298,7 @@ class EnergyWatch:
                 problem = f"{meter.method} {meter.files[0].parent.name}: {taken}"
                 log.warning("energy is not measured any more by %s", problem)
                 self.problems = (*self.problems, problem)
+                self._there = tuple(m for m in self._there if m is not meter)
                 self._meters = {n: m for n, m in self._meters.items() if m is not meter}
                 self._idle_uw.pop(meter, None)
                 self._interval = None

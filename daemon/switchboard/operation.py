@@ -120,7 +120,7 @@ class Operation:
 
     def add_backend(self, backend: str, identity: Mapping[str, str]) -> None:
         """A backend that was absent at the start; does nothing before the board is up, or for
-        one that is on it. Its energy is modelled."""
+        one that is on it."""
         if self.board is None or backend in self.board.parts:
             return
 
@@ -129,6 +129,7 @@ class Operation:
         heats = self._heats()
         part = self._parts[backend]
         self.board.add_backend(backend, part, heats[part.name])
+        self.energy.add(part)
         self._follow(heats)
 
     async def stop(self) -> None:
