@@ -93,6 +93,8 @@ class BackendStatus(TypedDict):
     name: str
     state: str
     reason: str
+    # Of one that is absent.
+    again: NotRequired[str]
 
 
 class WorkerStatus(TypedDict):

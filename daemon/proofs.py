@@ -112,8 +112,8 @@ class Proofs:
             return f"tried again in {left_s:.0f} s"
 
         return (
-            f"tried again when a driver's files change (looked at in {left_s:.0f} s), "
-            "at a reload (SIGHUP) or by `switchgear prewarm`"
+            f"tried again when a driver's files change (next look in {left_s:.0f} s), "
+            "at a reload, or by `switchgear prewarm`"
         )
 
     def _absent(self) -> list[str]:

@@ -67,12 +67,14 @@ def backend_states(service: Service) -> list[dict[str, str]]:
         elif facts is not None and facts.state != "unknown":
             state = "ready" if facts.state == "present" else facts.state
             reason = facts.reason
-            if state == "absent":
-                reason += f"; {service.preparing.proofs.outlook(name)}"
         else:
             state, reason = "starting", "its known-answer run has not ended"
 
-        rows.append({"name": name, "state": state, "reason": reason})
+        row = {"name": name, "state": state, "reason": reason}
+        if facts is not None and facts.state == "absent":
+            row["again"] = service.preparing.proofs.outlook(name)
+
+        rows.append(row)
 
     return rows
 

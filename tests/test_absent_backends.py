@@ -49,7 +49,7 @@ def test_a_driver_that_appears_is_found_prepared_for_and_used(tmp_path: Path) ->
     library = tmp_path / "delegate.so"
     with npu_daemon(delegate=library) as (daemon, client):
         client.load_model(small_network(), "net")
-        assert "tried again when a driver's files change" in is_absent(client)["reason"]
+        assert "tried again when a driver's files change" in is_absent(client)["again"]
         until(lambda: pair_state(client) == "absent")
         model = client.describe("net")
         with client.open_session(model, backends=["npu", "cpu"]) as session:
@@ -60,7 +60,8 @@ def test_a_driver_that_appears_is_found_prepared_for_and_used(tmp_path: Path) ->
             install(library)
             # Nobody says anything: the daemon's own look finds it.
             until(lambda: pair_state(client) == "ready")
-            assert backend(client)["state"] == "ready"
+            now = backend(client)
+            assert (now["state"], "again" in now) == ("ready", False)
             until(lambda: session.run(inputs).backend == "npu")
             assert devices(client) == {"cpu", "npu"}
             # Nothing had changed before: no process was started for it.

@@ -17,6 +17,7 @@ from terminal import COLUMNS, Terminal
 
 from switchgear.backends import generate
 from switchgear.client import Status, connect
+from switchgear.client.models import BackendStatus
 from switchgear.daemon.cli.status import faults, headline, render, serves
 
 pytestmark = pytest.mark.engine
@@ -60,6 +61,24 @@ def test_all_parts_are_shown(status: Status) -> None:
     assert row.split()[3:6] == ["3", "0", "1"]
     assert "requests answered" in text
     assert max(map(len, text.splitlines())) <= COLUMNS
+
+
+def test_an_absent_backend_says_when_it_is_tried_again(status: Status) -> None:
+    again = "tried again when a driver's files change (next look in 35 s), at a reload"
+    long = "no library " * 20
+    absent: BackendStatus = {
+        "name": "npu",
+        "state": "absent",
+        "reason": long,
+        "again": again,
+    }
+    others = [row for row in status["backends"] if row["name"] != "npu"]
+    lines = render(changed(status, backends=[*others, absent])).splitlines()
+    (number,) = [n for n, line in enumerate(lines) if line.startswith("  npu")]
+    # The reason is cut, what to wait for is not.
+    assert lines[number].endswith("...")
+    assert " ".join(" ".join(lines[number + 1 : number + 3]).split()) == again
+    assert max(map(len, lines)) <= COLUMNS
 
 
 def changed(status: Status, **fields: Any) -> Status:

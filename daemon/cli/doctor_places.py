@@ -173,7 +173,8 @@ def daemon(named: str | None) -> Check:
     # What is there for the tests above may not have been there when it started.
     for row in backends:
         if row["state"] == "absent":
-            text += f"; {row['name']} is absent for it: {row['reason']}"
+            again = f" ({row['again']})" if "again" in row else ""
+            text += f"; {row['name']} is absent for it: {row['reason']}{again}"
 
     return Check("daemon", OK, text)
 

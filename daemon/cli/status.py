@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import fill
 from typing import TYPE_CHECKING, Final
 
 from switchgear.client.models import model_from_json
@@ -24,7 +25,15 @@ from switchgear.daemon.cli.command import (
     print_json,
 )
 from switchgear.daemon.cli.status_figures import ask_figures, breaker_faults, lines
-from switchgear.daemon.cli.tables import amount, bytes_text, cut, duration_text, table, wrap
+from switchgear.daemon.cli.tables import (
+    WIDTH,
+    amount,
+    bytes_text,
+    cut,
+    duration_text,
+    table,
+    wrap,
+)
 from switchgear.ipc.errors import SwitchgearError
 
 if TYPE_CHECKING:
@@ -129,10 +138,13 @@ def render(status: Status, figures: Figures | None = None) -> str:
         f" {amount(status['connections'], 'connection')}, {status['idle_connections']} idle"
     )
     parts.append("\nbackends")
-    parts += [
-        cut(f"  {backend['name']:<8} {backend['state']:<9} {backend['reason']}")
-        for backend in status["backends"]
-    ]
+    for backend in status["backends"]:
+        lead = f"  {backend['name']:<8} {backend['state']:<9} "
+        parts.append(cut(f"{lead}{backend['reason']}"))
+        if again := backend.get("again"):
+            indent = " " * len(lead)
+            parts.append(fill(again, WIDTH, initial_indent=indent, subsequent_indent=indent))
+
     if status["devices"]:
         parts.append("\ndevices")
         parts.append(_devices(status))
