@@ -131,6 +131,54 @@ def test_faster_kernels_are_taken(captured: Captured, monkeypatch: pytest.Monkey
     assert all(same)
 
 
+def tuned_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mark: str, tune_s: float = 1.0
+) -> LoadRequest:
+    """A search that finds kernels with a mark in their source, and the request for it."""
+    from switchgear.backends.opencl.tune import KernelSearch, Tuned
+
+    model = folder / "model.tflite"
+    model.write_bytes(dense((32, 32)))
+
+    def found(search: KernelSearch) -> Tuned:
+        traced: Captured = search._captured
+        marked = [
+            dataclasses.replace(each, source=f"{each.source}\n// {mark}\n")
+            for each in traced.launches
+        ]
+        return Tuned(dataclasses.replace(traced, launches=tuple(marked)), 5, 1)
+
+    monkeypatch.setattr(KernelSearch, "run", found)
+    return LoadRequest(str(model), "fp32", {}, str(folder), True, tune_s)
+
+
+@pytest.mark.parametrize(("times_ms", "kept"), [((2.0, 1.0, 1.5), 1), ((2.0, 1.5, 1.0), 2)])
+def test_what_an_earlier_search_found_has_to_be_beaten(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    times_ms: tuple[float, float, float],
+    kept: int,
+) -> None:
+    opened()
+    from switchgear.backends.opencl import prepare
+    from switchgear.backends.opencl.backend import OpenClBackend
+
+    monkeypatch.setattr(prepare, "same_answers", lambda *_: True)
+    names = []
+    for number, times in ((1, (2.0, 2.0, 1.0)), (2, times_ms)):
+        monkeypatch.setattr(prepare, "compared_ms", lambda *_, times=times: list(times))
+        request = tuned_request(tmp_path, monkeypatch, f"search {number}", float(number))
+        instance: Any = OpenClBackend({}).load(request)
+        names.append(instance.artefact_id)
+        source, notes = instance._artefact.source, instance.notes
+        instance.close()
+
+    assert f"// search {kept}\n" in source
+    assert (names[0] == names[1]) == (kept == 1)
+    # It is known how long it was searched for, so that it is not done again.
+    assert (notes["tune_s"], notes["before_ms"]) == ("2", f"{times_ms[1]:.3f}")
+
+
 @pytest.mark.parametrize(("better", "alike"), [(True, True), (True, False), (False, True)])
 def test_the_faster_of_both_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, better: bool, alike: bool
@@ -139,23 +187,13 @@ def test_the_faster_of_both_is_kept(
     opened()
     from switchgear.backends.opencl import prepare
     from switchgear.backends.opencl.backend import OpenClBackend
-    from switchgear.backends.opencl.tune import KernelSearch, Tuned
+    from switchgear.backends.opencl.tune import KernelSearch
 
-    model = tmp_path / "model.tflite"
-    model.write_bytes(dense((32, 32)))
-
-    def found(search: KernelSearch) -> Tuned:
-        traced: Captured = search._captured
-        marked = [
-            dataclasses.replace(each, source=each.source + "\n// tuned\n")
-            for each in traced.launches
-        ]
-        return Tuned(dataclasses.replace(traced, launches=tuple(marked)), 5, 1)
-
-    monkeypatch.setattr(KernelSearch, "run", found)
-    monkeypatch.setattr(prepare, "compared_ms", lambda *_: [2.0, 1.0 if better else 3.0])
+    request = tuned_request(tmp_path, monkeypatch, "tuned")
+    # Without a search, what was stored (nothing), and what was found.
+    times_ms = [2.0, 2.0, 1.0 if better else 3.0]
+    monkeypatch.setattr(prepare, "compared_ms", lambda *_: times_ms)
     monkeypatch.setattr(prepare, "same_answers", lambda *_: alike)
-    request = LoadRequest(str(model), "fp32", {}, str(tmp_path), True, 1.0)
     instance: Any = OpenClBackend({}).load(request)
     kept = better and alike
     assert ("// tuned" in instance._artefact.source) == kept
