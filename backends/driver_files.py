@@ -56,6 +56,8 @@ def _mark(path: str) -> tuple[object, ...]:
         state = os.stat(path)
     except OSError as error:
         return path, error.errno
+    except ValueError:  # a NUL in it
+        return (path,)
 
     who = (state.st_mode, state.st_uid, state.st_gid, state.st_ino)
     if stat.S_ISCHR(state.st_mode):

@@ -27,7 +27,9 @@ NOT_CORE = (
     *("worker_death", "dev", "devices", "zones", "profile", "yielding", "gate", "heat"),
     *("vulkan", "opencl", "npu", "known_answer", "preparer", "canary", "device", "golden"),
     *("simulat", "systemd", "android", "c_client", "switchboard_daemon", "overload", "prewarm"),
-    *("top", "trace", "thermal", "driver_caches", "metrics"),
+    *("top", "trace", "thermal", "driver_caches", "driver_files", "metrics", "hedging_daemon"),
+    *("layering", "conftest", "takeover", "absent", "preparing", "session_events_daemon"),
+    *("session_limits", "resident", "energy", "reload", "isolation"),
 )
 
 
@@ -70,6 +72,19 @@ def nothing_left_open() -> Iterator[None]:
     pytest.fail("left behind by the test: " + "; ".join([*left, *orphans]), pytrace=False)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_process_left_by_the_module() -> Iterator[None]:
+    """The same for what the fixtures of a whole module start."""
+    children = _children()
+    yield
+    deadline = time.monotonic() + SETTLE_LIMIT_S
+    while orphans := {pid: name for pid, name in _children().items() if pid not in children}:
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind by the module: {orphans}", pytrace=False)
+
+        time.sleep(SETTLE_STEP_S)
+
+
 def _descriptors() -> dict[int, str]:
     """Open descriptors of this process, and what each leads to."""
     found = {}
@@ -94,8 +109,16 @@ def _is_open(number: int) -> bool:
 def _children() -> dict[int, str]:
     """Child processes of this one, zombies included, and their names.
 
-    From every process's own line, since /proc/PID/task/*/children is not in every kernel.
+    From every process's own line where the kernel keeps no list of them.
     """
+    try:
+        lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+    except FileNotFoundError:  # a thread ended
+        lists = []
+
+    if lists and not any(lists):
+        return {}
+
     own = str(os.getpid())
     found = {}
     for folder in Path("/proc").iterdir():

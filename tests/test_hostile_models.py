@@ -343,6 +343,8 @@ WAYS = {
     "eats memory": ("bytearray(3 << 30)", "BadModel", "memory"),
     "talks without end": ("talk()", "BadModel", "signal:9"),
 }
+# Like others of them for the daemon: left to the slow tests.
+SEEN_OFTEN = {"says nothing", "spins"}
 INJECTION = """
 import os, signal, sys, time
 
@@ -364,12 +366,19 @@ if "switchgear.backends.validator" in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize(("code", "name", "text"), WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize(
+    ("code", "name", "text"),
+    [
+        pytest.param(*way, id=key, marks=[pytest.mark.slow] if key in SEEN_OFTEN else [])
+        for key, way in WAYS.items()
+    ],
+)
 def test_a_model_that_ends_or_hangs_its_validator(
     tmp_path: Path, code: str, name: str, text: str
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(INJECTION.replace("CODE", code))
-    config = CONFIG.replace("time_limit_s = 5", "time_limit_s = 1.5")
+    limit_s = 1.5 if name == "TimedOut" else 15
+    config = CONFIG.replace("time_limit_s = 5", f"time_limit_s = {limit_s}")
     environment = {"PYTHONPATH": str(tmp_path)}
     with DaemonProcess(config=config, environment=environment) as daemon:  # noqa: SIM117
         with leaves_nothing(daemon), Control(daemon.socket) as control:
