@@ -30,8 +30,8 @@ import packages
 
 from switchgear.backends import generate
 from switchgear.client import Client, Model, Session, Slot
+from switchgear.daemon.resident_memory import ResidentMemory
 from switchgear.ipc import record
-from switchgear.ipc.process import rss_mb
 
 LARGE_BYTES = 16 << 20
 
@@ -362,7 +362,9 @@ def start_up(figures: Figures, rounds: int) -> None:
 
 def at_rest(figures: Figures, client: Client, pid: int, seconds: float) -> None:
     with client.open_session("face"):
-        figures.add("daemon_rss_mb", rss_mb(pid), "MiB", 60, how="VmRSS, a session open")
+        figures.add(
+            "daemon_rss_mb", ResidentMemory(pid).mib(), "MiB", 60, how="VmRSS, a session open"
+        )
         begin, before = time.perf_counter(), _cpu_s(pid)
         time.sleep(seconds)
         share = (_cpu_s(pid) - before) / (time.perf_counter() - begin)

@@ -94,7 +94,7 @@ def _worker(lane: Lane) -> dict[str, Any]:
         "last_end": lane.last_end,
         "queued": lane.queued,
         "running": lane.running,
-        "rss_mb": rss_mb(worker.pid) if worker else 0.0,
+        "rss_mb": worker.rss_mb if worker else 0.0,
     }
 
 

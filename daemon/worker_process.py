@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.child import REAP_LIMIT_S, Child, describe_end
 from switchgear.daemon.failure import Failure
+from switchgear.daemon.resident_memory import ResidentMemory
 from switchgear.daemon.serving_loop import unwatch, watch
 from switchgear.daemon.worker_loads import Load, Loads
 from switchgear.ipc import worker
@@ -94,6 +95,7 @@ class WorkerProcess:
                 raise
 
         self.pid = self._child.pid
+        self._memory = ResidentMemory(self.pid)
         self._fd = self._sock.fileno()
         watch(self._loop, self._fd, self._readable)
 
@@ -393,6 +395,7 @@ class WorkerProcess:
 
     def _finish(self) -> None:
         self.state = "ended"
+        self._memory.close()
         if self._sock.fileno() >= 0:
             unwatch(self._loop, self._fd)
             self._sock.close()
@@ -409,6 +412,11 @@ class WorkerProcess:
         self.spoken.set()
         self.ended.set_result(None)
         self._events.on_end(self)
+
+    @property
+    def rss_mb(self) -> float:
+        """Its resident memory in MiB; 0 when it is gone."""
+        return self._memory.mib()
 
     @property
     def killed_by_signal_9_from_outside(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -10,6 +11,10 @@ from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
+# For `give_way_for_memory`: a worker costs its requests a retry, a process for one job nothing
+# but time.
+WORKER_SCORE: Final = 200
+JOB_SCORE: Final = 500
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -59,14 +64,24 @@ def raise_descriptor_limit() -> int:
     return hard
 
 
-def rss_mb(pid: int | str = "self") -> float:
-    """Resident memory of a process in MiB (VmRSS); 0 when it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            for line in file:
-                if line.startswith("VmRSS:"):
-                    return int(line.split()[1]) / 1024
-    except OSError:
-        pass
+def rss_mb() -> float:
+    """Resident memory of this process in MiB (VmRSS)."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
 
     return 0.0
+
+
+def give_way_for_memory(score: int) -> None:
+    """Has the kernel end this process before others where memory runs out: `score`, up to
+    1000, is added to the share of all memory in thousandths that it holds.
+
+    For what can be started again, while what starts it cannot. Before `set_not_dumpable`, which
+    gives the file to root. Where it may not be written, the sizes alone decide.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+b") as file:
+        if int(file.read()) < score:
+            file.seek(0)
+            file.write(b"%d" % score)

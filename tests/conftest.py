@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,15 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# tinygrad reads it when it is imported, by whichever test is first: no pool of processes that
+# outlives a test. The backend sets it too, before its own import.
+os.environ["PARALLEL"] = "0"
+
+# A shell starts what it runs in the background with SIGINT ignored, and children inherit that:
+# tests that interrupt one would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW_LIMIT_S = 600
 # A killed child is a zombie until it is reaped, and an event loop closes its own descriptors a

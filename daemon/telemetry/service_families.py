@@ -108,7 +108,7 @@ def _lanes(service: Service, viewer: int | None) -> Iterator[Family]:
         queued.set(lane.queued, *labels)
         running.set(lane.running, *labels)
         if worker is not None:
-            memory.set(rss_mb(worker.pid) * _MIB, "worker", *labels)
+            memory.set(worker.rss_mb * _MIB, "worker", *labels)
 
     yield from (memory, up, restarts, queued, running)
 
