@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
-from fake_session import FakeSession, collected, hold, model_bytes
+from fake_session import FakeSession, Holding, collected, model_bytes, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -198,8 +198,9 @@ def test_a_thread_listens_while_another_runs_frames(
 def test_who_listens_is_not_stopped_by_one_who_waits_for_a_reply(
     daemon: FakeDaemon, session: Session
 ) -> None:
-    daemon.on_infer = hold
+    holding = Holding(daemon, 1)
     request = session.submit({"input": ONES})
+    wait_until(holding.all_there)
     waiter = threading.Thread(target=request.result)
     waiter.start()
     while not session._channel._receiving:

@@ -236,14 +236,28 @@ def test_second_pass_that_died_leaves_the_first() -> None:
 def test_two_runs_agree_within_three_spreads_or_are_noisy(
     test: str, names: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Each run over both passes, on the software drivers."""
+    """Each run over both passes, on the software drivers. A machine that others use too may
+    have another pace from one run on; then two of the later ones agree."""
     environment = {**vulkan_drivers(lavapipe()), **opencl_drivers(tmp_path)}
     what = plan(test, environment, repeat=True)
-    (first,), (second,) = measure(what), measure(what)
-    for name in names:
-        one, other = number(first, name), number(second, name)
-        close = abs(one.median - other.median) <= 3 * max(one.spread, other.spread)
-        assert close or one.noisy or other.noisy, (one, other)
+    (before,) = measure(what)
+    apart: list[str] = []
+    for _ in range(3):
+        (report,) = measure(what)
+        apart = [
+            name for name in names if not agree(number(before, name), number(report, name))
+        ]
+        if not apart:
+            return
+
+        before = report
+
+    pytest.fail(f"{apart} of each run and the next are over three spreads apart")
+
+
+def agree(one: Value, other: Value) -> bool:
+    close = abs(one.median - other.median) <= 3 * max(one.spread, other.spread)
+    return close or one.noisy or other.noisy
 
 
 def test_all_tests_with_real_drivers(tmp_path: Path) -> None:
