@@ -344,7 +344,7 @@ WAYS = {
     "talks without end": ("talk()", "BadModel", "signal:9"),
 }
 # Like others of them for the daemon: left to the slow tests.
-SEEN_OFTEN = {"says nothing", "spins"}
+SEEN_OFTEN = {"says nothing", "spins", "aborts", "exits"}
 INJECTION = """
 import os, signal, sys, time
 

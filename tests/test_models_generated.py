@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from switchgear.client import Client, Session
 
-pytestmark = [pytest.mark.engine, pytest.mark.tflite_runtime]
+pytestmark = pytest.mark.engine
 
 CONFIG = """
 [cpu]
