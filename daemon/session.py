@@ -84,6 +84,8 @@ class Session:
         self.arena_fd = arena_fd
         self.layout_json = layout_json
         self.arena_bytes = arena_bytes
+        # Of those, what tensors and headers take.
+        self.filled_bytes = arena_bytes
         self.epoch = 1
         self.answered = 0
         self.lanes: set[Lane] = set()

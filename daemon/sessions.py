@@ -129,6 +129,7 @@ class Sessions:
             self._router.retry_after_ms,
             self._ended,
         )
+        session.filled_bytes = layout.filled_bytes
         self._next += 1
         if self.meter is not None:
             session.meter = self.meter(model)

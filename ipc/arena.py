@@ -43,6 +43,12 @@ class Layout:
     outputs: tuple[tuple[TensorPlace, ...], ...]
     headers: tuple[TensorPlace, ...]
 
+    @property
+    def filled_bytes(self) -> int:
+        """What tensors and headers take; the rest lies between them."""
+        slots = (*self.inputs, *self.outputs, self.headers)
+        return sum(place.length for slot in slots for place in slot)
+
 
 def plan(
     inputs: tuple[TensorSpec, ...],

@@ -14,6 +14,7 @@ import pytest
 from daemon_process import DaemonProcess
 from http_helpers import get
 from prometheus_client.parser import text_string_to_metric_families
+from raw_client import Control
 
 from switchgear.backends import generate
 from switchgear.client import Client, connect
@@ -88,6 +89,26 @@ def test_the_state_of_the_daemon(daemon: DaemonProcess) -> None:
     assert found["switchgear_metrics_cut"].samples == {(): 0}
     # Nothing has tripped, and nobody measures pools: they are left out.
     assert not [name for name in found if re.search("trips|probes|pool", name)]
+
+
+def test_what_the_arenas_waste(daemon: DaemonProcess) -> None:
+    """Against the layout that a client is told."""
+    with connect(daemon.socket) as client:
+        client.load_model(generate.two_inputs(), "wasteful")
+
+    assert scrape(daemon)["switchgear_arena_fragmentation_ratio"].samples == {(): 0.0}
+    with Control(daemon.socket) as control:
+        reply, fds = control.call_with_fds("OpenSession", model="wasteful")
+        layout = reply["layout"]
+        slots = [*layout["inputs"], *layout["outputs"], layout["headers"]]
+        filled = sum(length for slot in slots for _, _, length in slot)
+        ratio = scrape(daemon)["switchgear_arena_fragmentation_ratio"].samples[()]
+        assert ratio == pytest.approx(1 - filled / layout["size_bytes"])
+        # Tensors of 16 bytes in pages of their own.
+        assert isinstance(ratio, float)
+        assert ratio > 0.9
+        for fd in fds:
+            os.close(fd)
 
 
 def test_a_model_that_was_seen_before_is_a_hit(daemon: DaemonProcess) -> None:
