@@ -22,19 +22,12 @@ from switchgear.backends.contract import Backend
 from switchgear.backends.lowest_priority import run_when_idle
 from switchgear.backends.preparation import Order, Preparation
 from switchgear.backends.registry import open_backend
-from switchgear.ipc.process import (
-    JOB_SCORE,
-    die_with_parent,
-    give_way_for_memory,
-    set_not_dumpable,
-)
+from switchgear.ipc.process import JOB_SCORE, begin_child
 
 
 def main() -> int:
     arguments = _parser().parse_args()
-    die_with_parent(arguments.parent)
-    give_way_for_memory(JOB_SCORE)
-    set_not_dumpable()
+    begin_child(arguments.parent, JOB_SCORE)
     # No limit of the address space: drivers reserve far more than they use.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Before a driver starts threads, which inherit it.

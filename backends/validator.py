@@ -21,12 +21,7 @@ from switchgear.backends.cpu import CpuBackend, dynamic_capacity
 from switchgear.backends.trial import first_run
 from switchgear.backends.worker import failure
 from switchgear.ipc.errors import BadShape, DriverError, SwitchgearError
-from switchgear.ipc.process import (
-    JOB_SCORE,
-    die_with_parent,
-    give_way_for_memory,
-    set_not_dumpable,
-)
+from switchgear.ipc.process import JOB_SCORE, begin_child
 from switchgear.ipc.slot import SlotEntry
 from switchgear.ipc.worker import Packet, spec_to_json
 
@@ -123,9 +118,7 @@ def main() -> int:
     parser.add_argument("--cpu-seconds", type=int, required=True)
     parser.add_argument("--options", type=json.loads, default={})
     arguments = parser.parse_args()
-    die_with_parent(arguments.parent)
-    give_way_for_memory(JOB_SCORE)
-    set_not_dumpable()
+    begin_child(arguments.parent, JOB_SCORE)
     limit = arguments.address_space
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     seconds = arguments.cpu_seconds

@@ -31,12 +31,7 @@ from switchgear.ipc.errors import (
     ProtocolError,
     SwitchgearError,
 )
-from switchgear.ipc.process import (
-    WORKER_SCORE,
-    die_with_parent,
-    give_way_for_memory,
-    set_not_dumpable,
-)
+from switchgear.ipc.process import WORKER_SCORE, begin_child
 from switchgear.ipc.record import (
     RECORD_BYTES,
     RUN_NS,
@@ -397,9 +392,7 @@ def main() -> int:
     parser.add_argument("--backend", required=True)
     parser.add_argument("--options", type=json.loads, default={})
     arguments = parser.parse_args()
-    die_with_parent(arguments.parent)
-    give_way_for_memory(WORKER_SCORE)
-    set_not_dumpable()
+    begin_child(arguments.parent, WORKER_SCORE)
     # The daemon decides when a worker ends; a terminal's Ctrl-C goes to the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     apply_priority(arguments.options)

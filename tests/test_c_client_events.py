@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from c_client_program import Driver, build, filled, floats, sanitized
+from event_records import told
 from fake_daemon import FakeDaemon
 from fake_session import FakeSession, collected, hold, model_bytes
 
-from switchgear.ipc.event import EventKind, EventRecord, State
+from switchgear.ipc.event import EventKind, State
 from switchgear.ipc.record import (
     RECORD_BYTES,
     RECORD_VERSION,
-    Backend,
     Kind,
-    Precision,
     Record,
 )
 
@@ -54,18 +53,6 @@ def driver(
         running.do("close")
 
 
-def event(number: int, **fields: int) -> EventRecord:
-    values = {
-        "kind": EventKind.SHEDDING,
-        "backend": Backend.VULKAN,
-        "precision": Precision.FP16,
-        "state": State.SHEDDING,
-        "device_state": State.NORMAL,
-        **fields,
-    }
-    return EventRecord(number=number, epoch=1, **{k: int(v) for k, v in values.items()})
-
-
 def send(fake: FakeSession, *packets: bytes) -> None:
     for packet in packets:
         fake.sock.send(packet, socket.MSG_NOSIGNAL)
@@ -74,7 +61,7 @@ def send(fake: FakeSession, *packets: bytes) -> None:
 def test_every_field_arrives(daemon: FakeDaemon, driver: Driver) -> None:
     driver.do("open", "add-one", "events=1")
     assert daemon.called("OpenSession")[-1]["events"] is True
-    told = event(
+    first_event = told(
         7,
         kind=EventKind.TRIPPED,
         state=State.TRIPPED,
@@ -85,7 +72,7 @@ def test_every_field_arrives(daemon: FakeDaemon, driver: Driver) -> None:
         retry_after_ms=90_000,
         at_ns=2**63 + 5,
     )
-    send(daemon.sessions[0], told.pack(), event(8, backend=9, precision=9, kind=9).pack())
+    send(daemon.sessions[0], first_event.pack(), told(8, backend=9, precision=9, kind=9).pack())
     assert driver.do("take", 10_000) == "took 2"
     first, second = driver.do("events").removeprefix("| ").split(" | ")
     assert first == (
@@ -100,9 +87,9 @@ def test_every_field_arrives(daemon: FakeDaemon, driver: Driver) -> None:
 
 def test_events_come_between_replies(daemon: FakeDaemon, driver: Driver) -> None:
     def answer(fake: FakeSession, record: Record) -> None:
-        send(fake, event(2 * record.request_id - 1).pack())
+        send(fake, told(2 * record.request_id - 1).pack())
         fake.answer(record)
-        send(fake, event(2 * record.request_id).pack())
+        send(fake, told(2 * record.request_id).pack())
 
     daemon.on_infer = answer
     driver.do("open", "add-one", "events=1")
@@ -134,14 +121,14 @@ def test_a_wait_for_events_keeps_replies(daemon: FakeDaemon, driver: Driver) -> 
         pass
 
     fake.answer(next(iter(fake.held.values())))
-    send(fake, event(1).pack())
+    send(fake, told(1).pack())
     assert driver.do("take", 10_000) == "took 1"
     assert floats(driver.do("wait", 0, 0)) == [2.0, 3.0, 4.0, 5.0]
 
 
 def test_the_end_is_told_behind_the_last_event(daemon: FakeDaemon, driver: Driver) -> None:
     driver.do("open", "add-one", "events=1")
-    send(daemon.sessions[0], event(1).pack())
+    send(daemon.sessions[0], told(1).pack())
     daemon.sessions[0].close()
     assert driver.do("take", 10_000) == "took 1"
     assert driver.fails("take", 10_000).name == "ConnectionLost"
@@ -151,7 +138,7 @@ def test_the_end_is_told_behind_the_last_event(daemon: FakeDaemon, driver: Drive
 def test_who_did_not_ask_is_not_called(daemon: FakeDaemon, driver: Driver) -> None:
     driver.do("open", "add-one")
     assert "events" not in daemon.called("OpenSession")[-1]
-    send(daemon.sessions[0], event(1).pack())
+    send(daemon.sessions[0], told(1).pack())
     filled(driver, 0, [1, 1, 1, 1])
     assert floats(driver.do("run", 0)) == [2.0] * 4
     assert driver.do("events") == ""
@@ -175,5 +162,5 @@ def test_wrong_bytes_in_events_do_no_harm(daemon: FakeDaemon, driver: Driver) ->
 
     filled(driver, 0, [1, 1, 1, 1])
     assert floats(driver.do("run", 0)) == [2.0] * 4
-    send(daemon.sessions[0], event(1).pack()[:-1])
+    send(daemon.sessions[0], told(1).pack()[:-1])
     assert driver.fails("take", 10_000).name == "ProtocolError"

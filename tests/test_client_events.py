@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from event_records import told
 from fake_daemon import FakeDaemon
 from fake_session import FakeSession, Holding, collected, model_bytes, wait_until
 from hypothesis import HealthCheck, given, settings
@@ -19,21 +20,9 @@ from switchgear.client import Client, Session, SessionEvent, aio, connect
 from switchgear.client.events import KEPT_PLACES, Inbox
 from switchgear.ipc.errors import BadRequest, ConnectionLost, StateLost
 from switchgear.ipc.event import EventKind, EventRecord, State
-from switchgear.ipc.record import Backend, Precision, Record
+from switchgear.ipc.record import Backend, Record
 
 ONES = [1.0, 1, 1, 1]
-
-
-def told(number: int = 1, **fields: int) -> EventRecord:
-    values = {
-        "kind": EventKind.SHEDDING,
-        "backend": Backend.VULKAN,
-        "precision": Precision.FP16,
-        "state": State.SHEDDING,
-        "device_state": State.NORMAL,
-        **fields,
-    }
-    return EventRecord(number=number, epoch=1, **{k: int(v) for k, v in values.items()})
 
 
 def send(fake: FakeSession, *events: EventRecord) -> None:
