@@ -37,9 +37,10 @@ NOT_CORE = (
     *("worker_death", "dev", "devices", "zones", "profile", "yielding", "gate", "heat"),
     *("vulkan", "opencl", "npu", "known_answer", "preparer", "canary", "device", "golden"),
     *("simulat", "systemd", "android", "c_client", "switchboard_daemon", "overload", "prewarm"),
-    *("top", "trace", "thermal", "driver_caches", "driver_files", "metrics", "hedging_daemon"),
+    *("top", "trace", "thermal", "driver_caches", "driver_files", "metrics"),
     *("layering", "conftest", "takeover", "absent", "preparing", "session_events_daemon"),
-    *("session_limits", "resident", "energy", "reload", "isolation"),
+    *("session_limits", "resident", "energy", "reload", "isolation", "hostile_control"),
+    *("busy_sessions", "hedging", "case", "model_store"),
     # Numbers in, numbers out: no Python differs there.
     *("protocol_", "routing_", "store_content", "cache_store"),
 )

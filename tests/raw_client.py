@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import array
+import fcntl
 import json
 import mmap
 import os
 import socket
 import struct
+import termios
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.ipc.errors import BY_CODE
@@ -84,6 +86,13 @@ class Control:
 
         if data:
             self.sock.sendall(data)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of what was sent, and of the kernel's own about it; 0 when the daemon has it all."""
+        count = array.array("i", [0])
+        fcntl.ioctl(self.sock, termios.TIOCOUTQ, count)
+        return count[0]
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
         """The next reply and its descriptors.

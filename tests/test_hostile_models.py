@@ -33,7 +33,7 @@ store_mib = 64
 time_limit_s = 5
 """
 SEED = 20250601
-FLIPS = 12
+FLIPS = 8
 MANY_FLIPS = 400
 
 
@@ -120,7 +120,7 @@ def test_an_empty_model_is_refused_at_once(control: Control) -> None:
         os.close(fd)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.1, 0.999])
 def test_a_truncated_model(control: Control, share: float) -> None:
     data = generate.two_inputs()
     assert try_model(control, data[: int(len(data) * share)]) in ("BadModel", "TimedOut")
@@ -344,7 +344,7 @@ WAYS = {
     "talks without end": ("talk()", "BadModel", "signal:9"),
 }
 # Like others of them for the daemon: left to the slow tests.
-SEEN_OFTEN = {"says nothing", "spins", "aborts", "exits"}
+SEEN_OFTEN = {"says nothing", "spins", "aborts", "exits", "crashes"}
 INJECTION = """
 import os, signal, sys, time
 
