@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PREFIX = (sys.executable, "-W", "error", "-m", "switchgear")
-_LIMIT_S = 18.0
+# For tests that have more time than others; the rest end at their own limit of 20 s.
+_LIMIT_S = 75.0
 
 
 def environment(added: Mapping[str, str] | None = None) -> dict[str, str]:

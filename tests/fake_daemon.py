@@ -150,8 +150,10 @@ class FakeDaemon:
         if method in self.dropped:
             return False
 
-        if method in self.stalled:
-            self.stalled[method].wait()
+        # A test may take it out again meanwhile.
+        stalled = self.stalled.get(method)
+        if stalled is not None:
+            stalled.wait()
 
         fds: list[int] = []
         session: FakeSession | None = None

@@ -276,6 +276,8 @@ def test_a_call_has_a_time_limit(daemon: FakeDaemon) -> None:
             client.info()
 
         daemon.stalled.pop("GetInfo").set()
+        # The limit was for the call that nobody answers: a busy machine may need longer.
+        client._operations.timeout_s = 10
         # On another connection: the late reply is not taken for this one's.
         assert client.models() == []
 

@@ -39,6 +39,23 @@ def eventful(fake: FakeSession, record: Record) -> None:
     send(fake, told(2 * record.request_id, backend=Backend.CPU))
 
 
+class Eventful:
+    """`eventful`, and a way to wait for the events behind replies that are there already."""
+
+    def __init__(self, daemon: FakeDaemon) -> None:
+        self._ended = threading.Semaphore(0)
+        daemon.on_infer = self
+
+    def __call__(self, fake: FakeSession, record: Record) -> None:
+        eventful(fake, record)
+        self._ended.release()
+
+    def wait(self, frames: int) -> None:
+        """Until all was sent of so many more frames."""
+        for _ in range(frames):
+            assert self._ended.acquire(timeout=10)
+
+
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
     with collected(), FakeDaemon(tmp_path / "s.sock") as served:
@@ -138,7 +155,7 @@ def test_the_newest_of_each_place_is_kept_in_order() -> None:
 
 
 def test_events_come_between_replies(daemon: FakeDaemon, session: Session) -> None:
-    daemon.on_infer = eventful
+    fake = Eventful(daemon)
     for frame in range(1, 6):
         assert session.run(input=[frame] * 4)["output"].tolist() == [frame + 1] * 4
 
@@ -147,6 +164,7 @@ def test_events_come_between_replies(daemon: FakeDaemon, session: Session) -> No
     with session.slot() as slot:
         assert slot.run({"input": ONES})["output"][0] == 2
 
+    fake.wait(8)
     assert sorted(numbers(list(session.events(timeout_s=0)))) == [15, 16]
     assert list(session.events(timeout_s=0)) == []
     assert list(session.events(timeout_s=0.01)) == []
@@ -243,7 +261,8 @@ def test_a_lost_state_is_told_to_the_frame(daemon: FakeDaemon, client: Client) -
 @settings(
     max_examples=15,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    # The other one is of the machine's speed.
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     st.lists(
@@ -254,6 +273,7 @@ def test_any_number_of_events_around_replies(
     daemon: FakeDaemon, client: Client, frames: list[tuple[int, int, bool]]
 ) -> None:
     sent: dict[int, int] = {}
+    ended = threading.Semaphore(0)
 
     def answer(fake: FakeSession, record: Record) -> None:
         before, after, _ = frames[record.request_id - 1]
@@ -268,6 +288,8 @@ def test_any_number_of_events_around_replies(
         if after == 0:
             fake.answer(record)
 
+        ended.release()
+
     daemon.on_infer = answer
     last: dict[str, int] = {}
     with client.open_session("add one", events=True) as session:
@@ -278,6 +300,10 @@ def test_any_number_of_events_around_replies(
                 result = session.run(input=[number] * 4, timeout_s=10)
 
             assert result["output"].tolist() == [number + 1] * 4
+
+        # A reply may be here before the events behind it are sent.
+        for _ in frames:
+            assert ended.acquire(timeout=10)
 
         for event in session.events(timeout_s=0.05):
             last[event.backend] = event.number
@@ -303,11 +329,12 @@ def in_loop(
 
 def test_asyncio_hears_between_replies(daemon: FakeDaemon) -> None:
     async def work(client: aio.Client, session: aio.Session) -> None:
-        daemon.on_infer = eventful
+        fake = Eventful(daemon)
         for frame in range(1, 6):
             result = await session.run(input=[frame] * 4)
             assert result["output"].tolist() == [frame + 1] * 4
 
+        await asyncio.to_thread(fake.wait, 5)
         found = [event.number async for event in session.events(timeout_s=0.05)]
         assert sorted(found) == [9, 10]
         assert [event async for event in session.events(timeout_s=0)] == []

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from daemon_process import DaemonProcess
 from fingerprint_daemon import (
+    await_end,
     measuring_daemon,
     measuring_processes,
     result_of,
@@ -18,12 +19,13 @@ from fingerprint_daemon import (
     watch,
 )
 from raw_client import Control, RawSession, error_name
-from sysfs_tree import add_zone
+from sysfs_tree import add_zone, set_temperature
 
 from switchgear.backends import generate
 from switchgear.fingerprints.measurement import CPU, NPU_UTILISATION
 
-pytestmark = pytest.mark.engine
+# What measures runs when nobody else wants the CPU.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
 # The quickest test: it looks for a delegate, finds none, and says so.
 QUICKEST = [NPU_UTILISATION]
 NEVER_HANGS = "hang_s = 600"
@@ -106,10 +108,10 @@ def test_a_hot_device_is_not_measured_before_it_is_cool(tmp_path: Path) -> None:
         said = watch(other, job)
         until_phase(said, "waiting: the cpu is at 90.0 C, tests run below 58 C")
         assert not measuring_processes(daemon)
-        (zone / "temp").write_text("58000\n")
+        set_temperature(zone, 58_000)
         until_phase(said, "waiting: the cpu is at 58.0 C")
         assert not measuring_processes(daemon)
-        (zone / "temp").write_text("57900\n")
+        set_temperature(zone, 57_900)
         assert list(result_of(said)["measured"]) == QUICKEST
 
 
@@ -176,15 +178,26 @@ def test_a_run_that_is_asked_for_twice_is_one(tmp_path: Path) -> None:
 
 def test_a_cancelled_run_leaves_no_process() -> None:
     with measuring_daemon() as daemon, Control(daemon.socket) as control:
-        job = control.call("RunFingerprint", tests=[CPU])["job"]
+        # All tests: it is not over before this process gets to the cancel.
+        job = control.call("RunFingerprint")["job"]
         with Control(daemon.socket) as other:
             said = watch(other, job)
             until_phase(said, f"{CPU}: ")
-            while not measuring_processes(daemon):
+            while not (running := measuring_processes(daemon)):
                 pass
 
-            control.call("CancelJob", job=job)
-            assert list(said)[-1]["state"] == "cancelled"
+            (test,) = running
+            pidfd = os.pidfd_open(test)
+            try:
+                # It does not end by itself.
+                os.kill(test, signal.SIGSTOP)
+                control.call("CancelJob", job=job)
+                assert list(said)[-1]["state"] == "cancelled"
+                # What runs only where nobody else wants to needs a while to die, too.
+                await_end(pidfd)
+            finally:
+                os.close(pidfd)
+
             assert not measuring_processes(daemon)
             known = control.call("GetFingerprint")
             assert known["measuring"] is False

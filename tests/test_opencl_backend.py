@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from switchgear.backends.opencl.backend import OpenClBackend
 
+# The first one compiles for 4 s of CPU, which a busy machine makes four times as long.
+pytestmark = pytest.mark.timeout(60)
 SIZES = (64, 64, 64, 64)
 Array = np.ndarray[Any, Any]
 

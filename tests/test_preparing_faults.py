@@ -19,6 +19,31 @@ from switchgear.ipc.errors import ModelQuarantined, NoBackend
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
 
 
+class Pace:
+    """What each run on the device takes, in all processes from their next run on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "latency"
+        self.file = str(self._path)
+        self.usual()
+
+    def usual(self) -> None:
+        self._set(0)
+
+    def for_ever(self) -> None:
+        self._set(2_000_000_000)
+
+    def _set(self, microseconds: int) -> None:
+        aside = self._path.with_suffix(".new")
+        aside.write_text(f"{microseconds}\n")
+        aside.replace(self._path)
+
+
+@pytest.fixture
+def pace(tmp_path: Path) -> Pace:
+    return Pace(tmp_path)
+
+
 def preparer(daemon: DaemonProcess) -> int:
     """The pid of the preparer that runs; 0 where none does."""
     found = [pid for pid, line in daemon.children().items() if "backends.preparer" in line]
@@ -52,10 +77,15 @@ def test_prepared_files_that_vanish_are_made_anew_once_and_serve_again() -> None
             assert session.run(inputs).backend == "npu"
 
 
-def test_a_cancelled_job_takes_its_own_preparation_with_it() -> None:
-    with npu_daemon() as (daemon, client), Control(daemon.socket) as control:
+def test_a_cancelled_job_takes_its_own_preparation_with_it(pace: Pace) -> None:
+    with (
+        npu_daemon(latency_file=pace.file) as (daemon, client),
+        Control(daemon.socket) as control,
+    ):
         client.load_model(small_network(), "net")
         client.prepare_model("net")
+        # Its preparer does not end before it is found.
+        pace.for_ever()
         for _ in range(3):
             job = control.call("PrepareModel", model="net", again=True)["job"]
             pid = until(lambda: preparer(daemon))
@@ -66,13 +96,18 @@ def test_a_cancelled_job_takes_its_own_preparation_with_it() -> None:
             assert pair_state(client) == "ready"
 
         # No mark is left of the killed ones: it is prepared as ever.
+        pace.usual()
         assert client.prepare_model("net", again=True).pairs[0].state == "ready"
 
 
-def test_an_unloaded_model_is_not_prepared_on() -> None:
-    with npu_daemon() as (daemon, client), Control(daemon.socket) as control:
+def test_an_unloaded_model_is_not_prepared_on(pace: Pace) -> None:
+    with (
+        npu_daemon(latency_file=pace.file) as (daemon, client),
+        Control(daemon.socket) as control,
+    ):
         client.load_model(small_network(), "net")
         client.prepare_model("net")
+        pace.for_ever()
         job = control.call("PrepareModel", model="net", again=True)["job"]
         pid = until(lambda: preparer(daemon))
         os.kill(pid, signal.SIGSTOP)
@@ -82,10 +117,14 @@ def test_an_unloaded_model_is_not_prepared_on() -> None:
             control.wait_for(job)
 
 
-def test_the_daemon_stops_though_a_preparer_stands_still() -> None:
-    with npu_daemon() as (daemon, client), Control(daemon.socket) as control:
+def test_the_daemon_stops_though_a_preparer_stands_still(pace: Pace) -> None:
+    with (
+        npu_daemon(latency_file=pace.file) as (daemon, client),
+        Control(daemon.socket) as control,
+    ):
         client.load_model(small_network(), "net")
         client.prepare_model("net")
+        pace.for_ever()
         control.call("PrepareModel", model="net", again=True)
         os.kill(until(lambda: preparer(daemon)), signal.SIGSTOP)
 
@@ -122,19 +161,16 @@ def test_a_strict_session_comes_back_with_its_driver(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_model_that_hangs_its_workers_as_it_is_loaded_is_not_loaded_for_ever(
-    tmp_path: Path,
+    pace: Pace,
 ) -> None:
-    pace = tmp_path / "latency"
-    pace.write_text("0\n")
-    with npu_daemon("[workers]\nstart_s = 6.0\n", latency_file=str(pace)) as (_, client):
+    # A worker's honest start has to be within it, too.
+    with npu_daemon("[workers]\nstart_s = 12.0\n", latency_file=pace.file) as (_, client):
         client.load_model(small_network(), "net")
         model = client.prepare_model("net")
         inputs = frame(model)
         with client.open_session(model, backends=["npu", "cpu"]) as session:
             until(lambda: session.run(inputs).backend == "npu")
-            aside = pace.with_suffix(".new")
-            aside.write_text("3600000000\n")
-            aside.rename(pace)
+            pace.for_ever()
             os.kill(workers(client)[0]["pid"], signal.SIGKILL)
             until(lambda: session.run(inputs) and client.describe("net").status != "ready")
             # The last worker is left alone: nothing is asked of it.

@@ -68,24 +68,25 @@ def test_a_replaced_file_is_loaded_and_the_old_model_serves_its_sessions(
     path.write_bytes(generate.identity((4,)))
     config = f'[[models]]\npath = "{path}"\n'
     with DaemonProcess(config=config) as daemon, Control(daemon.socket) as control:
-        (first,) = control.call("ListModels")["models"]
+        (first,) = (model["model"] for model in control.call("ListModels")["models"])
         with control.open_session("net") as session:
             fresh = tmp_path / "fresh"
             fresh.write_bytes(generate.identity((5,)))
             fresh.replace(path)
             os.kill(daemon.pid, signal.SIGHUP)
-            while control.call("DescribeModel", model="net")["model"] == first:
+            while control.call("DescribeModel", model="net")["model"]["model"] == first:
                 assert daemon.running
 
             while not control.call("GetStatus")["problems"]:
                 assert daemon.running
 
             (problem,) = control.call("GetStatus")["problems"]
-            assert first["model"][:12] in problem
+            assert first[:12] in problem
             session.write(0, [1.0, 2.0, 3.0, 4.0])
             session.infer(1)
-            assert error_name(session.receive()) == ""
-            assert session.read(0, 4) == [1.0, 2.0, 3.0, 4.0]
+            reply = session.receive()
+            assert error_name(reply) == ""
+            assert session.read(reply.output_slot, 4) == [1.0, 2.0, 3.0, 4.0]
 
         with control.open_session("net") as session:
             assert session.reply["inputs"][0]["shape"] == [5]

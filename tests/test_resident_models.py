@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 
 
+# Seven models are tried, each in a process.
+@pytest.mark.timeout(60)
 def test_more_models_than_are_copied_at_once_and_some_that_cannot_be(tmp_path: Path) -> None:
     entries = []
     for size in range(1, 7):
@@ -57,5 +59,6 @@ def test_a_resident_model_outlives_its_worker(tmp_path: Path) -> None:
         with control.open_session("kept") as session:
             session.write(0, [1.0, 2.0, 3.0, 4.0])
             session.infer(1)
-            assert error_name(session.receive()) == ""
-            assert session.read(0, 4) == [1.0, 2.0, 3.0, 4.0]
+            reply = session.receive()
+            assert error_name(reply) == ""
+            assert session.read(reply.output_slot, 4) == [1.0, 2.0, 3.0, 4.0]

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 FRESH_S: Final = 1.0
 # A reading this old says nothing any more: its sensor hangs.
 FORGOTTEN_S: Final = 10.0
-# `look` waits this long for the sensors.
+# `look` waits this long for the sensors, in as many waits: where the whole process stands still
+# for one of them, the thread that reads has the others.
 LOOK_LIMIT_S: Final = 2.0
+LOOK_WAITS: Final = 4
 KINDS: Final[tuple[PartKind, ...]] = ("cpu", "gpu", "npu")
 
 
@@ -68,12 +70,16 @@ class Heat:
     async def look(self) -> None:
         """Finds the sensors anew and waits for their readings, for 2 s at most."""
         reading = self._begin(find=True)
-        try:
-            async with asyncio.timeout(LOOK_LIMIT_S):
-                await reading.wait()
-        except TimeoutError:
-            # A sensor hangs: no reading is known, which is not hot.
-            pass
+        for _ in range(LOOK_WAITS):
+            try:
+                async with asyncio.timeout(LOOK_LIMIT_S / LOOK_WAITS):
+                    await reading.wait()
+            except TimeoutError:
+                continue
+
+            return
+
+        # A sensor hangs: no reading is known, which is not hot.
 
     def hot(self) -> str:
         """Why the device is too warm, empty while it is not, or while nothing is known."""
