@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import select
@@ -28,6 +29,8 @@ class Terminal:
         # COLUMNS would overrule the terminal's own size.
         kept = {name: value for name, value in environment.items() if name != "COLUMNS"}
         self.output = ""
+        # What is read may end within a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.process = subprocess.Popen(
             command,
             stdin=slave,
@@ -83,5 +86,5 @@ class Terminal:
             # The other end was closed by its last process.
             return False
 
-        self.output += data.decode()
+        self.output += self._decoder.decode(data)
         return bool(data)

@@ -19,7 +19,8 @@ from switchgear.client.models import Tensor
 from switchgear.daemon.cli.bench import Local, Side, percentile
 from switchgear.daemon.cli.bench_client import make_inputs
 
-pytestmark = pytest.mark.engine
+# Each command is a new process: on a busy machine that takes its time.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli_command import switchgear, switchgear_json
 from daemon_process import DaemonProcess
+from fake_daemon import FakeDaemon
+from fake_session import model_bytes
 
 from switchgear.backends import generate
 from switchgear.client import connect
@@ -16,7 +19,8 @@ from switchgear.client.models import LoadStep
 from switchgear.daemon.cli.model import timeline
 from switchgear.daemon.cli.models import default_name, generators, is_file
 
-pytestmark = pytest.mark.engine
+# Each command is a new process: on a busy machine that takes its time.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +42,8 @@ def test_load_list_and_unload(daemon: DaemonProcess, tmp_path: Path) -> None:
     steps = [line.split()[0] for line in lines[lines.index("  ADD, MUL") + 2 :]]
     assert steps[:3] == ["copy", "hash", "validate"]
     assert max(map(len, lines)) <= 80
-    # Not on a terminal: a line for each phase, and nothing that moves.
-    assert "loading my_sums: validate\n" in done.stderr
+    # Which phases it sees depends on how soon it comes to ask.
+    assert all(re.fullmatch(r"loading my_sums: \w+", s) for s in done.stderr.splitlines())
     assert "\r" not in done.stderr
 
     (listed,) = switchgear_json("model", "list", "--socket", daemon.socket)
@@ -54,6 +58,16 @@ def test_load_list_and_unload(daemon: DaemonProcess, tmp_path: Path) -> None:
     done = switchgear("model", "list", "--socket", daemon.socket)
     assert (done.returncode, done.stdout) == (0, "")
     assert "no model is loaded" in done.stderr
+
+
+def test_each_phase_of_a_load_is_told(tmp_path: Path) -> None:
+    """Not on a terminal: a line for each phase, and nothing that moves."""
+    file = tmp_path / "sums.tflite"
+    file.write_bytes(model_bytes())
+    with FakeDaemon(tmp_path / "fake.sock") as fake:
+        done = switchgear("model", "load", file, "--socket", fake.path)
+
+    assert (done.returncode, done.stderr) == (0, "loading sums: copy\n")
 
 
 def test_generated_models_load_by_name(daemon: DaemonProcess) -> None:
@@ -136,14 +150,16 @@ def test_a_text_file_is_no_model(daemon: DaemonProcess, tmp_path: Path) -> None:
     assert told["message"]
 
 
-def test_without_a_daemon(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("model", "list"), ("status",), ("infer", "x"), ("bench", "x")]
+)
+def test_without_a_daemon(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     path = tmp_path / "none.sock"
-    for arguments in (("model", "list"), ("status",), ("infer", "x"), ("bench", "x")):
-        done = switchgear(*arguments, "--socket", path)
-        assert done.returncode == 1
-        assert str(path) in done.stderr
-        assert "start one with `switchgear serve`" in done.stderr
-        assert done.stdout == ""
+    done = switchgear(*arguments, "--socket", path)
+    assert done.returncode == 1
+    assert str(path) in done.stderr
+    assert "start one with `switchgear serve`" in done.stderr
+    assert done.stdout == ""
 
 
 def test_every_generated_model_has_bytes() -> None:

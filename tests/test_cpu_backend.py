@@ -229,7 +229,8 @@ def test_inputs_that_change_while_it_runs_do_no_harm(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == b"on\n"
         ran = refused = 0
-        while min(ran, refused) < 50 and ran + refused < 100_000:
+        # No bound on the runs: the other process may stand still over any number of them.
+        while min(ran, refused) < 50:
             try:
                 rows = run_in(instance, [view])["row"]
             except DriverError:

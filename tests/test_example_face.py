@@ -17,6 +17,9 @@ from PIL import Image, ImageOps
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Each starts a daemon of its own, which takes its time on a busy machine.
+pytestmark = pytest.mark.timeout(60)
+
 # The face of astronaut.png (512 x 512) as marked by hand: left, top, right, bottom.
 _FACE = (178, 80, 276, 184)
 _MIRRORED_FACE = (512 - 276, 80, 512 - 178, 184)

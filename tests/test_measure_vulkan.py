@@ -25,6 +25,8 @@ from switchgear.fingerprints.measurement import VULKAN_MATMUL
 SHADERS = Path(__file__).parent.parent / "fingerprints" / "shaders"
 
 
+# What it waits for a CPU does not count to its own limit of 15 s.
+@pytest.mark.timeout(60)
 def test_values_of_a_software_device() -> None:
     (report,) = measure(plan(VULKAN_MATMUL, vulkan_drivers(lavapipe())))
     assert report.subject is not None
@@ -46,7 +48,8 @@ def test_values_of_a_software_device() -> None:
     assert number(report, "host_pointer_import_us").median > 0
     assert any(note.startswith("kernel matmul_blocks") for note in report.notes)
     assert any("checked against the reference" in note for note in report.notes)
-    assert report.duration_s > matmul.median * matmul.samples / 1000
+    # Half of the samples took as long as the median, or longer.
+    assert report.duration_s > matmul.median * matmul.samples / 2 / 1000
 
 
 def test_kernel_by_device_type() -> None:

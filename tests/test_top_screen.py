@@ -25,14 +25,23 @@ from switchgear.daemon.cli.top_picture import History, Picture
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from textual.pilot import Pilot
+
     from switchgear.client import Client
     from switchgear.daemon.cli.top_screen import TopScreen
 
-# textual comes with the first Python's packages only.
-pytestmark = pytest.mark.engine
+# textual comes with the first Python's packages only. A screen takes its time where CPUs are
+# busy.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
 
 SIZE = (80, 24)
 SNAPSHOT = Path(__file__).parent / "data" / "top_80x24.txt"
+
+
+@pytest.fixture(autouse=True)
+def no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The screen's own timer asks nothing: a screen may take longer than a second to begin."""
+    monkeypatch.setattr(top_screen, "EVERY_S", 3600.0)
 
 
 def minute() -> Callable[[], Picture]:
@@ -71,14 +80,22 @@ async def answer(app: TopScreen) -> Picture:
     return app.picture
 
 
+async def settled(app: TopScreen, pilot: Pilot[None]) -> list[str]:
+    """The screen once it changes no more: one layout may follow another."""
+    lines: list[str] = []
+    while True:
+        await pilot.pause()
+        before, lines = lines, screen_text(app)
+        if lines == before:
+            return lines
+
+
 def lines_after(looks: int, size: tuple[int, int] = SIZE, keys: str = "") -> list[str]:
-    """The screen after some answers and keys; its own timer does not tick meanwhile."""
+    """The screen after some answers and keys."""
 
     async def scenario() -> list[str]:
         app = top_screen.TopScreen(minute())
         async with app.run_test(size=size) as pilot:
-            assert app._timer is not None
-            app._timer.pause()
             for _ in range(looks - 1):
                 await answer(app)
 
@@ -86,8 +103,7 @@ def lines_after(looks: int, size: tuple[int, int] = SIZE, keys: str = "") -> lis
                 await pilot.press(key)
 
             await app.workers.wait_for_complete()
-            await pilot.pause()
-            return screen_text(app)
+            return await settled(app, pilot)
 
     return asyncio.run(scenario())
 
@@ -157,11 +173,10 @@ def test_a_slow_daemon_is_asked_one_question_at_a_time() -> None:
         async with app.run_test(size=SIZE) as pilot:
             # The screen's own first question is on its way; keys work meanwhile.
             await pilot.press("r", "r", "p")
-            assert screen_text(app)[0] == "asking the daemon"
+            assert (await settled(app, pilot))[0] == "asking the daemon"
             free.set()
             await app.workers.wait_for_complete()
-            await pilot.pause()
-            assert screen_text(app)[0] == "[paused] fine"
+            assert (await settled(app, pilot))[0] == "[paused] fine"
             return asked
 
     assert asyncio.run(scenario()) == 1
@@ -171,20 +186,16 @@ def test_a_real_daemon_on_the_screen() -> None:
     async def scenario(daemon: DaemonProcess) -> None:
         app = top_screen.TopScreen(Looker(str(daemon.socket)).look)
         async with app.run_test(size=SIZE) as pilot:
-            assert app._timer is not None
-            app._timer.pause()
             with connect(daemon.socket) as client:
                 client.load_model(generate.two_inputs(), "pair")
                 await answer(app)
                 await use(client, app)
 
-            await pilot.pause()
-            text = "\n".join(screen_text(app))
+            text = "\n".join(await settled(app, pilot))
             assert "the cpu interactive worker ended: signal:9 SIGKILL" in text
             daemon.stop()
             await answer(app)
-            await pilot.pause()
-            assert screen_text(app)[0].startswith("NOT FINE: no daemon answers")
+            assert (await settled(app, pilot))[0].startswith("NOT FINE: no daemon answers")
 
     async def use(client: Client, app: TopScreen) -> None:
         with client.open_session("pair") as session:

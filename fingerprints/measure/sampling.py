@@ -77,13 +77,15 @@ class Contention:
 
         0 where the kernel does not tell.
         """
+        waits = [now - self._waited.get(thread, 0.0) for thread, now in _waited_s().items()]
+        stolen = (_stolen_s() - self._stolen) / (os.cpu_count() or 1)
+        # After the others: a wait between two of these is in both, or in the time only.
         elapsed = time.monotonic() - self._started
         if elapsed <= 0:
             return 0.0
 
-        waits = (now - self._waited.get(thread, 0.0) for thread, now in _waited_s().items())
-        stolen = (_stolen_s() - self._stolen) / (os.cpu_count() or 1)
-        return max([*waits, stolen, 0.0]) / elapsed
+        # Steal comes in ticks, which may be longer than the time.
+        return min(1.0, max([*waits, stolen, 0.0]) / elapsed)
 
     @property
     def disturbed(self) -> bool:
