@@ -29,7 +29,9 @@ READY_LIMIT_S: Final = 30.0
 STOP_LIMIT_S: Final = 20.0
 # Between two questions to a daemon that starts; its end wakes at once.
 _POLL_MS: Final = 20
-_CALL_LIMIT_S: Final = 5.0
+_CALL_LIMIT_S: Final = 15.0
+# A child that was killed a moment ago is there until it gets a CPU to die on.
+_CHILDREN_END_LIMIT_MS: Final = 5000
 _LOG_LINES: Final = 30
 # Variables of whoever runs the tests that would reach into the daemon.
 _FOREIGN: Final = ("LISTEN_", "NOTIFY_", "WATCHDOG_", "ANDROID_SOCKET_", "SWITCHGEAR_")
@@ -174,7 +176,7 @@ class DaemonProcess:
                 f"the daemon did not stop within {STOP_LIMIT_S:.0f} s{self._end_of_log()}"
             ) from None
 
-        left = self.children()
+        left = {pid: line for pid, line in self.children().items() if not _has_ended(pid)}
         self._end(left)
         assert status == 0, f"the daemon ended with status {status}{self._end_of_log()}"
         assert not left, f"the daemon left processes behind: {left}"
@@ -250,3 +252,18 @@ class DaemonProcess:
     def _end_of_log(self) -> str:
         lines = self.log_text().splitlines()[-_LOG_LINES:]
         return "".join(f"\n    {line}" for line in lines)
+
+
+def _has_ended(pid: int) -> bool:
+    """Waits a little for the end of a process that need not be a child of this one."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(_CHILDREN_END_LIMIT_MS))
+    finally:
+        os.close(pidfd)

@@ -219,6 +219,7 @@ class Init:
         self._sock.close()
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("listening", [True, False])
 def test_init_hands_its_socket_over(listening: bool) -> None:
     daemon = DaemonProcess()

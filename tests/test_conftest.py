@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +10,23 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).parent / "conftest.py"
+LIMIT = "SETTLE_LIMIT_S = 10.0"
 
 
-def run_pytest(folder: Path, source: str, *arguments: str) -> str:
-    """The output of a run of its own, over one file with this conftest beside it."""
-    shutil.copy(CONFTEST, folder)
+def run_pytest(folder: Path, source: str, *, settle_limit_s: float | None = None) -> str:
+    """The output of a run of its own, over one file with this conftest beside it, with another
+    time in which things may go away."""
+    text = CONFTEST.read_text()
+    assert text.count(LIMIT) == 1
+    if settle_limit_s is not None:
+        text = text.replace(LIMIT, f"SETTLE_LIMIT_S = {settle_limit_s}")
+
+    (folder / CONFTEST.name).write_text(text)
     (folder / "test_inner.py").write_text(source)
     result = subprocess.run(
         [
             sys.executable, "-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider",
-            "-c", os.devnull, "--rootdir", str(folder), *arguments, str(folder),
+            "-c", os.devnull, "--rootdir", str(folder), str(folder),
         ],
         capture_output=True,
         text=True,
@@ -45,7 +51,8 @@ def run_pytest(folder: Path, source: str, *arguments: str) -> str:
     ids=["descriptor", "pipe", "child", "zombie"],
 )
 def test_what_is_left_open_fails_the_test(tmp_path: Path, source: str, names: str) -> None:
-    said = run_pytest(tmp_path, source)
+    # What stays, stays for any time.
+    said = run_pytest(tmp_path, source, settle_limit_s=0.2)
 
     assert "1 passed, 1 error" in said
     assert "left behind by the test" in said

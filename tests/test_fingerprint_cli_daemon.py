@@ -23,7 +23,8 @@ from switchgear.fingerprints.measurement import NPU_UTILISATION, TESTS
 from switchgear.fingerprints.profile import Profile
 from switchgear.fingerprints.store import ProfileStore
 
-pytestmark = pytest.mark.engine
+# Up to nine commands beside a daemon, each of which starts a Python.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
 
 
 def test_the_daemon_measures_and_its_profile_is_shown(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import raw_client
 from c_client_program import Driver, build
 from daemon_process import DaemonProcess
+from held_worker import held
 from npu_rig import Rig, wait_for_device
 from small_network import SIDE, small_network
 
@@ -28,6 +30,8 @@ DEADLINE_MS = 10_000.0
 THRIFTY = 'policy = "max_efficiency"\nbusy_w = { cpu = 1e6 }'
 WHERE = ("npu", "cpu")
 SLOW_US = 300_000
+# A worker that is held for as long as a test needs it does not hang.
+PATIENT = "[workers]\nhang_s = 60.0\n"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 @pytest.fixture(scope="module")
 def daemon(rig: Rig) -> Iterator[DaemonProcess]:
-    config = rig.config.replace('policy = "prefer_npu"', THRIFTY)
+    config = PATIENT + rig.config.replace('policy = "prefer_npu"', THRIFTY)
     environment = {"SWITCHGEAR_PREPARE__ENABLED": "true"}
     with DaemonProcess(config=config, environment=environment) as process:
         with connect(process.socket) as client:
@@ -89,6 +93,14 @@ def idle(client: Client) -> None:
         pass
 
 
+@contextmanager
+def held_npu(client: Client) -> Iterator[int]:
+    """The NPU's worker stands still, whatever the pace of this machine; its pid."""
+    (pid,) = (w["pid"] for w in client.status()["workers"] if w["backend"] == "npu")
+    with held(pid):
+        yield pid
+
+
 def outcomes(client: Client) -> float:
     """All requests that the metrics have counted."""
     control = Control(client.path, 5.0)
@@ -104,17 +116,17 @@ def outcomes(client: Client) -> float:
     )
 
 
-def test_the_cpu_answers_for_a_slow_npu(client: Client, rig: Rig) -> None:
+def test_the_cpu_answers_for_a_slow_npu(client: Client) -> None:
     inputs = frame()
     with client.open_session("net", backends=WHERE, hedge=True) as session:
         warm(session, inputs)
         expected = session.run(inputs, deadline_ms=DEADLINE_MS, copy=True)
         idle(client)
-        rig.pace(SLOW_US)
-        result = session.run(inputs, deadline_ms=DEADLINE_MS, copy=True)
+        with held_npu(client):
+            result = session.run(inputs, deadline_ms=DEADLINE_MS, copy=True)
+
         assert (result.backend, result.reason) == ("cpu", "hedged")
         assert result.tried == ()
-        assert result.total_ms < SLOW_US / 1e3
         for name, value in expected.items():
             np.testing.assert_allclose(result[name], value, atol=1e-2)
 
@@ -123,7 +135,6 @@ def test_the_cpu_answers_for_a_slow_npu(client: Client, rig: Rig) -> None:
         assert "a copy runs there" in decision["text"]
         verdict = decision["record"]["verdict"]
         assert decision["record"]["inputs"]["rows"][verdict["hedge"]][0] == "cpu/auto"
-        rig.pace(0)
         idle(client)
 
 
@@ -155,18 +166,18 @@ def test_each_request_counts_once(client: Client) -> None:
         assert client.explain(1)[0]["record"]["sequence"] == sequence + 160
 
 
-def test_a_worker_that_dies_with_a_copy_costs_nothing(client: Client, rig: Rig) -> None:
+def test_a_worker_that_dies_with_a_copy_costs_nothing(client: Client) -> None:
     inputs = frame()
     with client.open_session("net", slots=4, backends=WHERE, hedge=True) as session:
         warm(session, inputs)
         idle(client)
-        rig.pace(3_000_000)
-        first = session.run(inputs, deadline_ms=DEADLINE_MS)
-        assert first.reason == "hedged"
-        (npu,) = (w for w in client.status()["workers"] if w["backend"] == "npu")
-        assert npu["running"] == 1, "the other copy goes on"
-        os.kill(npu["pid"], signal.SIGKILL)
-        rig.pace(0)
+        with held_npu(client) as pid:
+            first = session.run(inputs, deadline_ms=DEADLINE_MS)
+            assert first.reason == "hedged"
+            (npu,) = (w for w in client.status()["workers"] if w["pid"] == pid)
+            assert npu["running"] == 1, "the other copy goes on"
+            os.kill(pid, signal.SIGKILL)
+
         for _ in range(20):
             result = session.run(inputs, deadline_ms=DEADLINE_MS)
             assert result.backend in WHERE
@@ -240,7 +251,7 @@ def test_the_same_in_c(daemon: DaemonProcess, client: Client, rig: Rig) -> None:
         answer = ""
         while f" reason {int(Reason.HEDGED)} " not in answer:
             # Whatever lies in the slot will do.
-            driver.do("submit", 0, int(DEADLINE_MS))
+            driver.do("submit", 0, int(DEADLINE_MS * 1000))
             answer = driver.do("wait", 0, int(DEADLINE_MS))
 
         driver.do("close")

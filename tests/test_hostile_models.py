@@ -30,7 +30,7 @@ threads = 1
 model_mib = 64
 store_mib = 64
 [validation]
-time_limit_s = 5
+time_limit_s = 12
 """
 SEED = 20250601
 FLIPS = 8
@@ -144,6 +144,8 @@ def flip_models(control: Control, count: int, seed: int) -> None:
         assert name in ("", "BadModel", "UnsupportedModel", "TimedOut", "BackendFailed")
 
 
+# Each starts a process with an engine.
+@pytest.mark.timeout(60)
 def test_models_with_flipped_bits(control: Control) -> None:
     flip_models(control, FLIPS, SEED)
 
@@ -229,6 +231,7 @@ def test_a_position_at_the_end_does_not_matter(daemon: DaemonProcess) -> None:
         os.close(fd)
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [8 * MEBIBYTE, 48 * MEBIBYTE])
 def test_a_file_that_shrinks_and_grows_while_it_is_read(
     control: Control, tmp_path: Path, size: int
@@ -284,6 +287,7 @@ def test_a_large_file_that_is_no_model_leaves_no_copy(control: Control) -> None:
         os.close(fd)
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
 def test_a_full_disk_says_how_many_bytes() -> None:
     daemon = DaemonProcess(config=CONFIG)
@@ -378,7 +382,7 @@ def test_a_model_that_ends_or_hangs_its_validator(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(INJECTION.replace("CODE", code))
     limit_s = 1.5 if name == "TimedOut" else 15
-    config = CONFIG.replace("time_limit_s = 5", f"time_limit_s = {limit_s}")
+    config = CONFIG.replace("time_limit_s = 12", f"time_limit_s = {limit_s}")
     environment = {"PYTHONPATH": str(tmp_path)}
     with DaemonProcess(config=config, environment=environment) as daemon:  # noqa: SIM117
         with leaves_nothing(daemon), Control(daemon.socket) as control:

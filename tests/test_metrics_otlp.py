@@ -113,7 +113,7 @@ def test_a_collector_receives_what_the_daemon_counts(
     (times,) = latency.histogram.data_points
     assert times.count == sum(times.bucket_counts) == 9
     assert len(times.bucket_counts) == len(times.explicit_bounds) + 1
-    assert 0 < times.sum < 10
+    assert 0 < times.sum < 60
     assert not times.HasField("min"), "nobody kept it"
     assert 0 < times.time_unix_nano - times.start_time_unix_nano < 300e9
     (ready,) = found["switchgear_ready"].gauge.data_points
@@ -173,10 +173,10 @@ def test_it_is_sent_at_each_turn_until_it_is_interrupted(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        metrics_otlp.follow(metrics_otlp.Sender(str(daemon.socket), collector.url), 10.0, sleep)
+        metrics_otlp.follow(metrics_otlp.Sender(str(daemon.socket), collector.url), 60.0, sleep)
 
     assert len(collector.received) == 3
-    assert all(0 < seconds <= 10 for seconds in slept)
+    assert all(0 < seconds <= 60 for seconds in slept)
 
 
 def options(**fields: Any) -> argparse.Namespace:
