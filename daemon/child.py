@@ -227,17 +227,26 @@ class Child:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def abandon(self) -> None:
-        """Stops waiting for a process that SIGKILL does not end (it hangs in the kernel)."""
+        """Waits no longer for a process that SIGKILL has not ended: it hangs in the kernel, or
+        has had no processor since. Should it end after all, it leaves no zombie."""
         if self._pidfd < 0:
             return
 
-        self._loop.remove_reader(self._pidfd)
         for pipe in (self._popen.stderr, self._popen.stdout):
             if pipe is not None:
                 self._loop.remove_reader(pipe.fileno())
                 pipe.close()
 
-        os.close(self._pidfd)
-        self._pidfd = -1
-        # Nobody will wait for it any more; its object must not complain.
+        pidfd, self._pidfd = self._pidfd, -1
+        self._loop.add_reader(pidfd, self._bury, pidfd)
+        # Its object must not complain that nobody waits for it.
         self._popen.returncode = -signal.SIGKILL
+
+    def _bury(self, pidfd: int) -> None:
+        """One that was abandoned has ended."""
+        self._loop.remove_reader(pidfd)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+        os.waitpid(self.pid, os.WNOHANG)
+        os.close(pidfd)
