@@ -70,12 +70,12 @@ class Proofs:
         """Looks after those that are absent, until it is cancelled."""
         while True:
             self._look_s = self._loop.time() + self._delay_s
-            asked = False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._look_s):
                     await self._asked.wait()
-                    asked = True
 
+            # Whoever asks in the moment of the timeout is heard too.
+            asked = self._asked.is_set()
             self._asked.clear()
             try:
                 changed = [name for name in self._absent() if await self._is_due(name, asked)]

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 TESTS = str(Path(__file__).parent)
 FAKE = "fake_backends:open_fake"
+# As the daemon starts it, and without its low priority.
+PREPARER = "switchgear.backends.preparer"
+EAGER = "eager_preparer"
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,11 @@ def prepare_here(
     return Prepared(steps, json.loads(json.dumps(result, allow_nan=False)), 0, "")
 
 
-def command(fd: int, backend: str, *arguments: str) -> list[str]:
+def command(fd: int, backend: str, *arguments: str, module: str = EAGER) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "switchgear.backends.preparer",
+        module,
         f"--fd={fd}",
         f"--parent={os.getpid()}",
         f"--backend={backend}",

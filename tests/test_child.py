@@ -35,12 +35,18 @@ def test_waiting_for_a_cpu_is_told_from_hanging() -> None:
         assert eager.stdout.readline() == "runs\n"
         assert patient.stdout is not None
         assert patient.stdout.readline() == "runs\n"
+        # Counted from here: one of them may have had the CPU for itself before.
+        eager_s, patient_s = cpu_time_s(eager.pid), cpu_time_s(patient.pid)
+        waited_s = waited_for_cpu_s(patient.pid)
         # Ends by itself: one of the two is always running, and the patient one waits.
-        while cpu_time_s(eager.pid) < 0.3 or waited_for_cpu_s(patient.pid) < 0.1:
+        while (
+            cpu_time_s(eager.pid) - eager_s < 0.3
+            or waited_for_cpu_s(patient.pid) - waited_s < 0.1
+        ):
             assert eager.poll() is None
             assert patient.poll() is None
 
-        assert cpu_time_s(patient.pid) < cpu_time_s(eager.pid)
+        assert cpu_time_s(patient.pid) - patient_s < cpu_time_s(eager.pid) - eager_s
     finally:
         for process in (eager, patient):
             process.kill()

@@ -32,7 +32,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 
 @pytest.fixture
 def client(daemon: FakeDaemon) -> Iterator[Client]:
-    with connect(daemon.path, reconnect_s=5) as connected:
+    with connect(daemon.path, reconnect_s=15) as connected:
         yield connected
 
 
@@ -192,9 +192,9 @@ def test_a_forked_child_leaves_the_parents_session_alone(
         status = 1
         try:
             with pytest.raises(ConnectionLost, match="forked"):
-                request.result(timeout_s=5)
+                request.result(timeout_s=15)
 
-            if session.run(input=ONES, timeout_s=5)["output"][0] == 2:
+            if session.run(input=ONES, timeout_s=15)["output"][0] == 2:
                 status = 0
         finally:
             os._exit(status)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Some seconds of work for all processors.
+PATIENT = pytest.mark.timeout(60)
+
+
 def with_capacities(root: Path, capacities: list[int]) -> Path:
     for cpu, capacity in enumerate(capacities):
         folder = root / f"devices/system/cpu/cpu{cpu}"
@@ -27,6 +31,7 @@ def with_capacities(root: Path, capacities: list[int]) -> Path:
     return root
 
 
+@PATIENT
 def test_values_of_this_machine() -> None:
     (report, *_) = measure(plan(CPU))
     assert report.subject is not None
@@ -48,6 +53,7 @@ def test_values_of_this_machine() -> None:
     assert "cluster" in report.notes[0]
 
 
+@PATIENT
 def test_a_report_per_cluster(tmp_path: Path) -> None:
     """On a tree that says that this machine's CPUs differ; each cluster runs on its own."""
     usable = sorted(os.sched_getaffinity(0))

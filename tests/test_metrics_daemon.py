@@ -132,9 +132,16 @@ def test_a_model_that_was_seen_before_is_a_hit(daemon: DaemonProcess) -> None:
 
 
 def test_the_port_tells_the_same(daemon: DaemonProcess) -> None:
-    answer = get(endpoint_of(daemon))
-    assert answer.status == 200
+    before: dict[str, Family] = {}
     ours = scrape(daemon)
+    # Families come while the daemon's parts do, behind its start: a moment without any is
+    # what can be compared.
+    while set(before) != set(ours):
+        before = ours
+        answer = get(endpoint_of(daemon))
+        assert answer.status == 200
+        ours = scrape(daemon)
+
     theirs = {family.name: family for family in parse(answer.body)}
     assert set(theirs) == set(ours)
     for name in ("switchgear_requests_total", "switchgear_build_info"):
@@ -167,7 +174,11 @@ def test_a_port_that_is_taken_stops_no_daemon() -> None:
         port = taken.getsockname()[1]
         config = f'[metrics]\nlisten = "127.0.0.1:{port}"\n'
         with DaemonProcess(config=config, wait="listening") as daemon:
-            (problem,) = daemon.call("GetStatus")["parameters"]["problems"]
+            # Its socket answers before it has tried the port.
+            while not (problems := daemon.call("GetStatus")["parameters"]["problems"]):
+                pass
+
+            (problem,) = problems
             assert f"metrics.listen: 127.0.0.1:{port}" in problem
             assert "in use" in problem
 

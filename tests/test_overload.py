@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 from daemon_process import DaemonProcess
 from fake_worker import FakeWorker, fake_model, new_session
+from held_worker import held
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from switchgear.backends.generate.slow import slow
 from switchgear.backends.generate.state import accumulator
 from switchgear.client import connect
+from switchgear.client.models import WorkerStatus
 from switchgear.daemon import lane as lane_module
 from switchgear.daemon import restarts as restarts_module
 from switchgear.daemon.lane import AHEAD_DEPTH, Lane
@@ -161,6 +163,8 @@ class Crowd:
 def without_processes(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "daemon" not in request.node.name:
         monkeypatch.setattr(lane_module, "WorkerProcess", FakeWorker)
+        # Where no test says otherwise, an urgent request is never long ago.
+        monkeypatch.setattr(lane_module, "URGENT_NS", 2**62)
 
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -402,7 +406,6 @@ def test_whoever_is_refused_for_room_was_the_least_urgent(
     steps: list[tuple[str, int, int | None]],
 ) -> None:
     """Two clients of each of two users. `Crowd` holds that each is answered once."""
-    monkeypatch.setattr(lane_module, "URGENT_NS", 2**62)
     # Restarts are due at the loop's next turn.
     monkeypatch.setattr(restarts_module, "RESTART_FIRST_S", 0.0)
 
@@ -444,9 +447,16 @@ def test_whoever_is_refused_for_room_was_the_least_urgent(
 
 
 def test_a_daemon_runs_nothing_that_has_expired() -> None:
-    """The model counts its own runs, in the lane where slow ones stand before it."""
-    with DaemonProcess() as daemon, connect(daemon.socket) as client:
-        client.load_model(slow(60.0), "slow")
+    """The model counts its own runs, in the lane where others stand before it: in a worker that
+    is stopped until the deadlines are over."""
+    config = "[workers]\nhang_s = 600\n"
+    with DaemonProcess(config=config) as daemon, connect(daemon.socket) as client:
+
+        def lane() -> WorkerStatus:
+            (row,) = [w for w in client.status()["workers"] if w["lane"] == "interactive"]
+            return row
+
+        client.load_model(slow(1.0), "slow")
         client.load_model(accumulator(), "counter")
         one, x = np.ones(4, np.float32), np.ones((1, 1, 1, 128), np.float32)
         with (
@@ -454,13 +464,18 @@ def test_a_daemon_runs_nothing_that_has_expired() -> None:
             client.open_session("counter", 8) as counting,
         ):
             assert counting.run({"x": one}, copy=True)["total"][0] == 1
-            slow_ones = [blocking.submit({"x": x}) for _ in range(6)]
-            late = [counting.submit({"x": one}, deadline_ms=20.0) for _ in range(7)]
-            for request in late:
-                with pytest.raises(DeadlineExceeded):
-                    request.result()
+            with held(lane()["pid"]):
+                slow_ones = [blocking.submit({"x": x}) for _ in range(6)]
+                # Records of two sessions are read in turns.
+                while lane()["running"] + lane()["queued"] < len(slow_ones):
+                    pass
 
-            # This one has no deadline: it runs, behind the slow ones.
+                late = [counting.submit({"x": one}, deadline_ms=20.0) for _ in range(7)]
+                for request in late:
+                    with pytest.raises(DeadlineExceeded):
+                        request.result()
+
+            # This one has no deadline: it runs.
             total = counting.run({"x": one}, copy=True)["total"]
             assert total[0] == 2, "an expired request was run"
             assert all(request.result().run_ms > 0 for request in slow_ones)

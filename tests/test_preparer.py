@@ -15,6 +15,7 @@ import pytest
 from devices import require_opencl, require_vulkan
 from preparer_process import (
     FAKE,
+    PREPARER,
     Prepared,
     command,
     environment,
@@ -195,11 +196,19 @@ def test_again_loads_as_a_serving_worker_does(tmp_path: Path) -> None:
     assert wrong.said["verdict"] == "wrong"
 
 
+# A busy machine starves who runs only when it is idle: a second of CPU can take a minute.
+@pytest.mark.timeout(120)
 def test_a_hang_shows_where() -> None:
     """The caller's time limit ends it: the last line says what ran."""
     with memory_file(model()) as fd:
         process = subprocess.Popen(
-            command(fd, "fake", f"--factory={FAKE}", '--options={"fault": "hang"}'),
+            command(
+                fd,
+                "fake",
+                f"--factory={FAKE}",
+                '--options={"fault": "hang"}',
+                module=PREPARER,
+            ),
             pass_fds=[fd],
             env=environment(),
             stdout=subprocess.PIPE,
@@ -271,7 +280,7 @@ def test_a_mark_that_cannot_be_written_stops_the_use(tmp_path: Path) -> None:
     )
 
 
-# A busy machine starves who runs only when it is idle: a second of CPU can take a minute.
+# Software drivers compile for many seconds.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "require"), [("vulkan", require_vulkan), ("opencl", require_opencl)]

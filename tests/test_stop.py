@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 STOP_LIMIT_S = 4.0
 CONFIG = f"[daemon]\nstop_limit_s = {STOP_LIMIT_S}\n[cpu]\nthreads = 1\n"
+# For a stop whose limits must not matter, and for workers that are stopped meanwhile.
+PATIENT_CONFIG = CONFIG.replace(str(STOP_LIMIT_S), "60") + "[workers]\nhang_s = 600\n"
+# What a busy machine may add to the limit, and the interpreter's own end.
+MARGIN_S = 6.0
 
 
 @contextmanager
@@ -41,9 +45,27 @@ def worker_pids(control: Control) -> list[int]:
     return [row["pid"] for row in control.call("GetStatus")["workers"] if row["pid"]]
 
 
-def until_running(control: Control) -> None:
-    while not any(row["running"] for row in control.call("GetStatus")["workers"]):
-        pass
+def stop_workers(control: Control) -> list[int]:
+    """Stops all workers (SIGSTOP): what they are given now runs until they go on."""
+    pids = worker_pids(control)
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+    return pids
+
+
+def go_on(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def until_in_flight(control: Control, count: int) -> None:
+    """Waits until the daemon has taken that many requests, all of stopped workers."""
+    while True:
+        rows = control.call("GetStatus")["workers"]
+        if sum(row["running"] + row["queued"] for row in rows) == count:
+            return
 
 
 def stop_and_measure(daemon: DaemonProcess, signals: int = 1) -> float:
@@ -65,36 +87,36 @@ def until_stopping(daemon: DaemonProcess) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_idle_clients_do_not_delay_it(number: signal.Signals) -> None:
-    with running() as daemon:
+    with running(PATIENT_CONFIG) as daemon:
         silent = [Control(daemon.socket) for _ in range(20)]
         half = Control(daemon.socket)
         half.send(message("GetInfo")[:9])
         half.sock.settimeout(15)
         begin = time.monotonic()
         daemon.stop(number)
-        # Nothing is in flight, so nothing is waited for.
-        assert time.monotonic() - begin < STOP_LIMIT_S
+        # Nothing is in flight, so nothing is waited for: not even a part of the limit.
+        assert time.monotonic() - begin < 10.0
         for control in (*silent, half):
             assert control.at_end()
             control.close()
 
 
 def test_what_runs_is_answered_and_new_frames_are_not_taken() -> None:
-    with running() as daemon, Control(daemon.socket) as control:
-        control.load(generate.slow(300.0), name="slow")
-        with control.open_session("slow", slots=3) as session:
+    with running(PATIENT_CONFIG) as daemon, Control(daemon.socket) as control:
+        control.load(generate.identity((4,)), name="quick")
+        with control.open_session("quick", slots=3) as session:
+            stopped = stop_workers(control)
             session.infer(1, 0, 0)
             session.infer(2, 1, 1)
-            until_running(control)
+            until_in_flight(control, 2)
             os.kill(daemon.pid, signal.SIGTERM)
             until_stopping(daemon)
             session.infer(3, 2, 2)
-            replies = session.replies(3)
-            assert {i: error_name(r) for i, r in replies.items()} == {
-                1: "",
-                2: "",
-                3: "ShuttingDown",
-            }
+            refused = session.receive()
+            assert (refused.request_id, error_name(refused)) == (3, "ShuttingDown")
+            go_on(stopped)
+            replies = session.replies(2)
+            assert {i: error_name(r) for i, r in replies.items()} == {1: "", 2: ""}
             last = session.receive()
             assert (last.kind, error_name(last)) == (Kind.GOAWAY, "ShuttingDown")
             with pytest.raises(EOFError):
@@ -111,20 +133,22 @@ def daemon_ended(daemon: DaemonProcess) -> None:
 
 
 def test_new_work_is_refused_while_it_drains() -> None:
-    with running() as daemon, Control(daemon.socket) as control:
-        control.load(generate.slow(600.0), name="slow")
-        with control.open_session("slow") as session:
+    with running(PATIENT_CONFIG) as daemon, Control(daemon.socket) as control:
+        control.load(generate.identity((4,)), name="quick")
+        with control.open_session("quick") as session:
+            stopped = stop_workers(control)
             session.infer(1)
-            until_running(control)
+            until_in_flight(control, 1)
             os.kill(daemon.pid, signal.SIGTERM)
             until_stopping(daemon)
             assert control.call("GetInfo")["state"] == "stopping"
             for method in ("OpenSession", "CheckModel"):
                 with pytest.raises(CallFailed) as caught:
-                    control.call(method, model="slow")
+                    control.call(method, model="quick")
 
                 assert caught.value.name == "ShuttingDown"
 
+            go_on(stopped)
             assert error_name(session.receive()) == ""
 
         daemon_ended(daemon)
@@ -136,24 +160,21 @@ def test_a_worker_that_does_not_end_is_ended() -> None:
         with Control(daemon.socket) as control:
             control.load(generate.identity((4,)), name="quick")
             with control.open_session("quick") as session:
-                for pid in worker_pids(control):
-                    os.kill(pid, signal.SIGSTOP)
-
+                stop_workers(control)
                 session.infer(1)
-                assert stop_and_measure(daemon) < STOP_LIMIT_S + 3.0
+                until_in_flight(control, 1)
+                assert stop_and_measure(daemon) < STOP_LIMIT_S + MARGIN_S
                 last = session.receive()
                 assert error_name(last) == "ShuttingDown"
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    config = CONFIG.replace(str(STOP_LIMIT_S), "60") + "[workers]\nhang_s = 60\n"
-    with running(config) as daemon, Control(daemon.socket) as control:
+    with running(PATIENT_CONFIG) as daemon, Control(daemon.socket) as control:
         control.load(generate.identity((4,)), name="quick")
         with control.open_session("quick") as session:
-            for pid in worker_pids(control):
-                os.kill(pid, signal.SIGSTOP)
-
+            stop_workers(control)
             session.infer(1)
+            until_in_flight(control, 1)
             # One signal would take a minute.
             assert stop_and_measure(daemon, signals=2) < 10.0
 
@@ -172,7 +193,7 @@ def test_jobs_are_cancelled() -> None:
 
         control.send(message("WatchJob", {"job": jobs[0]}, more=True))
         control.receive()
-        assert stop_and_measure(daemon) < STOP_LIMIT_S + 3.0
+        assert stop_and_measure(daemon) < STOP_LIMIT_S + MARGIN_S
 
 
 def test_it_can_be_stopped_while_it_starts() -> None:
@@ -268,7 +289,10 @@ def test_a_socket_that_is_handed_over(
 
             with client:
                 assert client.call("GetInfo")["pid"] == process.pid
-                for pid in worker_pids(client):
+                while not (pids := worker_pids(client)):
+                    pass
+
+                for pid in pids:
                     # What is meant for the daemon alone does not reach its children.
                     with open(f"/proc/{pid}/environ", "rb") as file:
                         environment = file.read()

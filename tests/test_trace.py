@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,16 +25,18 @@ from switchgear.daemon.telemetry.recorder import COLUMNS, MAX_WATCHERS
 from switchgear.ipc.errors import BadRequest, DeadlineExceeded, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+# A worker that is stopped for a while is not ended for it.
+CONFIG = "[cpu]\nthreads = 1\n[workers]\nhang_s = 600\n"
 # Perfetto's schema comes with the first Python's packages only.
 pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DaemonProcess]:
-    with DaemonProcess(config="[cpu]\nthreads = 1\n") as running:
+    with DaemonProcess(config=CONFIG) as running:
         with connect(running.socket) as client:
             client.load_model(generate.two_inputs(), "pair")
 
@@ -41,23 +44,35 @@ def daemon() -> Iterator[DaemonProcess]:
 
 
 class Tracing:
-    """`switchgear trace` in a thread, from its first answer until its file is there."""
+    """`switchgear trace` in a thread, from its first answer until its file is there.
 
-    def __init__(self, daemon: DaemonProcess, output: Path, seconds: int = 1) -> None:
+    It is interrupted, as by Ctrl-C, once all that has come is `enough`.
+    """
+
+    def __init__(
+        self,
+        daemon: DaemonProcess,
+        output: Path,
+        seconds: int = 1,
+        enough: Callable[[Rows], bool] = lambda _: False,
+    ) -> None:
         self._options = argparse.Namespace(
             socket=str(daemon.socket), seconds=seconds, output=output, json=True
         )
+        self._enough = enough
         self._thread = threading.Thread(target=self._run)
         self._begun = threading.Event()
         self.status: int | None = None
 
     def _run(self) -> None:
-        begun = self._begun
+        begun, enough = self._begun, self._enough
 
         class Heard(Rows):
             def add(self, answer: Mapping[str, Any]) -> None:
                 super().add(answer)
                 begun.set()
+                if enough(self):
+                    raise KeyboardInterrupt
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trace, "Rows", Heard)
@@ -89,17 +104,22 @@ def test_requests_their_waits_runs_and_replies(
     daemon: DaemonProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "a.pftrace"
+    count = 0
     with connect(daemon.socket) as client, client.open_session("pair", slots=2) as session:
-        with Tracing(daemon, output) as tracing:
-            while tracing.running:
-                use(session, 5)
+        # Where the machine stood still in that second there is little to see: once more.
+        while count <= 20:
+            before_ns = time.monotonic_ns()
+            with Tracing(daemon, output) as tracing:
+                while tracing.running:
+                    use(session, 5)
+
+            after_ns = time.monotonic_ns()
+            told = json.loads(capsys.readouterr().out)
+            assert told["dropped"] == 0
+            count = told["requests"].get("ok", 0)
 
         (worker,) = [w for w in client.status()["workers"] if w["lane"] == "interactive"]
 
-    told = json.loads(capsys.readouterr().out)
-    assert told["dropped"] == 0
-    count = told["requests"]["ok"]
-    assert count > 20
     read = read_trace(output.read_bytes())
     assert os.getpid() in read.pids.values()
     assert worker["pid"] in read.pids.values()
@@ -126,16 +146,24 @@ def test_requests_their_waits_runs_and_replies(
 
     assert set(read.clocks) == {1, 3, 6}
     begin_ns, end_ns = requests[0].begin_ns, requests[-1].end_ns
-    assert 0 < end_ns - begin_ns < 2e9
-    assert read.clocks[3] > end_ns, "the clocks are of the writing"
+    assert before_ns < begin_ns < end_ns < read.clocks[3], "the clocks are of the writing"
+    assert read.clocks[3] < after_ns
 
 
 def test_queues_refusals_and_a_dead_worker(daemon: DaemonProcess, tmp_path: Path) -> None:
+    def is_all_there(rows: Rows) -> bool:
+        return (
+            any(request.attempts for request in rows.requests)
+            and any(request.outcome == "DeadlineExceeded" for request in rows.requests)
+            and any(event.track == "workers" for event in rows.events)
+            and any(c.value and c.track.startswith("running cpu") for c in rows.counters)
+        )
+
     output = tmp_path / "b.pftrace"
     with connect(daemon.socket) as client, client.open_session("pair", slots=2) as session:
         use(session, 1)
         (worker,) = [w for w in client.status()["workers"] if w["lane"] == "interactive"]
-        with Tracing(daemon, output, seconds=2) as tracing:
+        with Tracing(daemon, output, 60, is_all_there):
             # Stopped, it answers nothing: one request is over its deadline, and the other
             # lives through the worker's death.
             os.kill(worker["pid"], signal.SIGSTOP)
@@ -146,8 +174,6 @@ def test_queues_refusals_and_a_dead_worker(daemon: DaemonProcess, tmp_path: Path
 
             os.kill(worker["pid"], signal.SIGKILL)
             first.result()
-            while tracing.running:
-                use(session, 1)
 
     read = read_trace(output.read_bytes())
     ended = [i for i in read.instants if read.names[i.track] == "workers"]
@@ -187,23 +213,27 @@ def test_what_is_asked_wrongly(daemon: DaemonProcess) -> None:
         assert reply["error"] == "org.varlink.service.ExpectedMore"
 
 
+def first_answer(control: Control) -> dict[str, Any]:
+    """Of a trace, once there is room: one whose connection was closed ends a moment later."""
+    while True:
+        try:
+            return next(stream(control, seconds=60))
+        except CallFailed as failed:
+            if failed.name != "QuotaExceeded":
+                raise
+
+
 def test_traces_are_few_and_one_that_is_closed_makes_room(daemon: DaemonProcess) -> None:
     controls = [Control(daemon.socket) for _ in range(MAX_WATCHERS + 1)]
     try:
         for control in controls[:MAX_WATCHERS]:
-            assert next(stream(control, seconds=60))["columns"] == list(COLUMNS)
+            assert first_answer(control)["columns"] == list(COLUMNS)
 
         with pytest.raises(CallFailed, match="QuotaExceeded"):
             next(stream(controls[-1], seconds=60))
 
         controls[0].close()
-        while True:
-            try:
-                next(stream(controls[-1], seconds=60))
-            except CallFailed:
-                continue
-
-            break
+        first_answer(controls[-1])
     finally:
         for control in controls:
             control.close()
