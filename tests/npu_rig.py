@@ -58,8 +58,16 @@ def wait_for_device(client: Client, name: str) -> dict[str, Any]:
                 return device
 
 
-def wait_for_temperature(client: Client, celsius: float) -> None:
-    """Until the daemon's filtered reading is past this, from whichever side it comes."""
-    rising = wait_for_device(client, "npu").get("temperature_c", 0.0) < celsius
-    while (wait_for_device(client, "npu").get("temperature_c", 0.0) < celsius) is rising:
+def wait_for_reading(client: Client, name: str, kind: str) -> dict[str, Any]:
+    """The device's row, once its reading is of this kind: one that comes late is held."""
+    while (device := wait_for_device(client, name))["reading"] != kind:
+        pass
+
+    return device
+
+
+def wait_for_temperature(client: Client, celsius: float, *, falling: bool = False) -> None:
+    """Until the daemon's filtered reading is past this. It may be past already: from which side
+    it comes is the caller's to know."""
+    while (wait_for_device(client, "npu").get("temperature_c", 0.0) < celsius) is not falling:
         pass

@@ -80,7 +80,7 @@ def test_bytes_that_are_no_call_get_one_error_and_the_end(
     daemon: DaemonProcess, data: bytes
 ) -> None:
     with leaves_nothing(daemon), Control(daemon.socket) as control:
-        control.send(data + INFO)
+        send_ignoring_close(control, data + INFO)
         control.refused()
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from daemon_process import DaemonProcess
 from raw_client import CallFailed, Control, error_name
+from worker_deaths import lost_four_times
 
 from switchgear.backends import generate
 
@@ -140,36 +141,16 @@ def test_a_users_own_name_goes_before_a_resident_models(anne: Control, bert: Con
     assert anne.call("DescribeModel", model="everybody")["model"]["resident"]
 
 
-def worker_pid(control: Control) -> int:
-    """The user's worker, once it is ready."""
-    while True:
-        for worker in control.call("GetStatus")["workers"]:
-            if worker["state"] == "ready":
-                pid: int = worker["pid"]
-                return pid
-
-
-def until_running(control: Control) -> None:
-    while not any(worker["running"] for worker in control.call("GetStatus")["workers"]):
-        pass
-
-
+# Five starts of a worker.
+@pytest.mark.timeout(60)
 def test_a_quarantine_is_one_users(anne: Control, bert: Control) -> None:
     slow = generate.slow(300)
     for user in (anne, bert):
         user.load(slow, name="slow")
 
     with anne.open_session("slow") as session:
-        for number in range(2):
-            session.infer(number)
-            for _ in range(2):
-                pid = worker_pid(anne)
-                until_running(anne)
-                os.kill(pid, signal.SIGSEGV)
-                while any(w["pid"] == pid for w in anne.call("GetStatus")["workers"]):
-                    pass
-
-            assert error_name(session.receive()) == ("WorkerDied", "ModelQuarantined")[number]
+        answered = lost_four_times(anne, session, signal.SIGSEGV)
+        assert answered == ("WorkerDied", "ModelQuarantined")
 
     assert anne.call("DescribeModel", model="slow")["model"]["status"] == "quarantined"
     assert bert.call("DescribeModel", model="slow")["model"]["status"] == "ready"

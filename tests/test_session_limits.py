@@ -5,7 +5,8 @@ The NPU has no sensor, so that slow frames alone decide and nothing is shed for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,13 @@ pytestmark = pytest.mark.engine
 # In time wherever it runs: what sends a frame elsewhere is a limit, not its lateness.
 DEADLINE_MS = 10_000.0
 # The pace is over a session's own limit and below that of a pair that has learnt nothing (200).
-SLOW_MS = 60.0
-PACE_US = 80_000
+SLOW_MS = 100.0
+PACE_US = 110_000
+PATIENT_MS = 190.0
+# Whatever takes longer was held up by the machine: it is slow for every session, and counts
+# once more for each time that it is over its limit.
+HELD_UP_MS = 180.0
+MOST_TRIES = 4
 TRIP_FRAMES = 3
 WHERE = ("npu", "cpu")
 # So much for a frame on the CPU that only a limit brings one there.
@@ -57,13 +63,36 @@ def frame(model: Model) -> dict[str, Any]:
     }
 
 
-def backend_of(session: Session, inputs: dict[str, Any]) -> str:
-    return session.run(inputs, deadline_ms=DEADLINE_MS).backend
+class HeldUp(Exception):
+    """The NPU's frames were slower than their pace: what becomes of them says nothing."""
+
+
+def in_peace(play: Callable[[Path], None], folder: Path) -> None:
+    """Plays it in a new daemon until the machine lets all of its frames be in time."""
+    for number in range(MOST_TRIES):
+        try:
+            play(folder / str(number))
+        except HeldUp:
+            continue
+
+        return
+
+    pytest.fail("the machine is too busy: frames took much longer than their pace")
+
+
+def backend_of(session: Session, inputs: dict[str, Any], held_up_ms: float = HELD_UP_MS) -> str:
+    """:raises HeldUp: it took longer than that on the NPU."""
+    begun_s = time.monotonic()
+    backend = session.run(inputs, deadline_ms=DEADLINE_MS).backend
+    if backend == "npu" and (time.monotonic() - begun_s) * 1000 > held_up_ms:
+        raise HeldUp
+
+    return backend
 
 
 def first_frame_there(session: Session, inputs: dict[str, Any]) -> None:
     """Its worker loads the model meanwhile. A pair's first frame in a worker never counts."""
-    while backend_of(session, inputs) != "npu":
+    while backend_of(session, inputs, SLOW_MS) != "npu":
         pass
 
 
@@ -73,14 +102,18 @@ def leaves(session: Session, inputs: dict[str, Any]) -> None:
     assert found == ["npu"] * TRIP_FRAMES + ["cpu"] * 2
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_slow_frames_move_the_session_that_calls_them_slow(tmp_path: Path) -> None:
-    with slow_npu(tmp_path) as (client, model, rig):
+    in_peace(slow_frames_move_one_session, tmp_path)
+
+
+def slow_frames_move_one_session(folder: Path) -> None:
+    with slow_npu(folder) as (client, model, rig):
         inputs = frame(model)
         with (
             client.open_session(model, backends=WHERE) as usual,
             client.open_session(model, backends=WHERE, slow_ms=SLOW_MS) as strict,
-            client.open_session(model, backends=WHERE, slow_ms=100.0) as patient,
+            client.open_session(model, backends=WHERE, slow_ms=PATIENT_MS) as patient,
         ):
             for session in (usual, strict, patient):
                 first_frame_there(session, inputs)
@@ -98,7 +131,11 @@ def test_slow_frames_move_the_session_that_calls_them_slow(tmp_path: Path) -> No
 def test_a_session_comes_back_by_its_own_recover_limit(tmp_path: Path) -> None:
     """After the hold of two minutes, good frames and good probes; one whose frames are never
     good enough does not."""
-    with slow_npu(tmp_path) as (client, model, rig):
+    in_peace(a_session_comes_back, tmp_path)
+
+
+def a_session_comes_back(folder: Path) -> None:
+    with slow_npu(folder) as (client, model, rig):
         inputs = frame(model)
         with (
             client.open_session(

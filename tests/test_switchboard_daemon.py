@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,17 @@ import numpy as np
 import pytest
 from cli_command import switchgear, switchgear_json
 from daemon_process import DaemonProcess
-from npu_rig import Rig, wait_for_device, wait_for_temperature
+from npu_rig import Rig, wait_for_device, wait_for_reading, wait_for_temperature
 from small_network import small_network
 
 from switchgear.client import Client, Model, connect
 from switchgear.ipc.errors import BadRequest, NoBackend, PermissionDenied
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
+
+# Of the field report's rules: so many frames of over so long.
+SLOW_FRAMES = 3
+SLOW_MS = 200.0
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +65,11 @@ def test_every_choice_is_explained(client: Client) -> None:
 
 
 def test_a_dump_is_replayed_to_the_same_choices(client: Client, tmp_path: Path) -> None:
+    with client.open_session("net", backends=["npu", "cpu"]) as session:
+        inputs = frame(client.describe("net"))
+        for _ in range(3):
+            session.run(inputs)
+
     file = tmp_path / "decisions"
     dump = switchgear("explain", "--last", "20", "--dump", file, "--socket", client.path)
     assert (dump.returncode, len(file.read_text().splitlines()) > 1) == (0, True)
@@ -99,8 +109,7 @@ def test_the_operators_word(client: Client) -> None:
     client.watch_events(heard.append, 0.0)
     # A watch ends its connection: the next test finds one, as this one did.
     client.info()
-    words = [(event["kind"], event["after"]) for event in heard]
-    assert words[:2] == [("operator", "isolated"), ("operator", "auto")]
+    assert [e["after"] for e in heard if e["kind"] == "operator"] == ["isolated", "auto"]
 
 
 def test_a_policy_that_does_not_exist_is_refused(client: Client) -> None:
@@ -133,8 +142,7 @@ def test_heat_and_slow_frames_send_the_next_one_elsewhere(rig: Rig, client: Clie
         assert results[-1].backend == "cpu", "it never left a hot and slow device"
         assert results[-1].temperature_age_ms is None or results[-1].temperature_age_ms >= 0
 
-    device = wait_for_device(client, "npu")
-    assert device["reading"] == "measured"
+    device = wait_for_reading(client, "npu", "measured")
     assert device["temperature_c"] > 65.0
     assert (device["trip_c"], device["recover_c"]) == (65.0, 58.0)
     assert device["zones"] == ["npu-thermal"]
@@ -161,12 +169,20 @@ def test_the_field_reports_sequence_in_a_real_daemon(tmp_path: Path) -> None:
             rig.temperature(66.0)
             wait_for_temperature(client, 65.5)
             rig.pace(210_000)
-            slow = [session.run(inputs) for _ in range(3)]
-            assert {result.backend for result in slow} == {"npu"}
-            assert session.run(inputs).backend == "cpu"
+            slow_ms: list[float] = []
+            while len(slow_ms) <= SLOW_FRAMES:
+                begun_s = time.monotonic()
+                if session.run(inputs).backend == "cpu":
+                    break
+
+                slow_ms.append((time.monotonic() - begun_s) * 1000)
+
+            assert len(slow_ms) <= SLOW_FRAMES
+            # One that is held up counts again for each time that it is as late.
+            assert sum(int(ms / SLOW_MS) for ms in slow_ms) >= SLOW_FRAMES
             rig.pace(0)
             rig.temperature(50.0)
-            wait_for_temperature(client, 57.5)
+            wait_for_temperature(client, 57.5, falling=True)
             states: list[str] = []
             while "ramping" not in states and "closed" not in states[1:]:
                 session.run(inputs)

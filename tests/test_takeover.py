@@ -16,8 +16,9 @@ from preparing_faults import ENABLED, frame, npu_daemon, until, workers
 from small_network import small_network
 
 from switchgear.client import Client, Model, Pair, Session, connect
+from switchgear.daemon.pair import OWN_WORKER_US
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
 
 
 class Frames:
@@ -72,21 +73,44 @@ def taken_over(daemon: DaemonProcess, artefact: str = "") -> int:
     return sum("has taken over model net" in line and line.endswith(artefact) for line in lines)
 
 
+def loads_quickly(client: Client) -> bool:
+    """Whether the NPU's pair shares a worker with others, which does not hold them up."""
+    figures = the_pair(client, "npu").figures
+    load_us = int(figures["warm_load_us"]) + int(figures["warm_first_run_us"])
+    return load_us <= OWN_WORKER_US
+
+
 def test_a_shared_worker_loads_it_beside_what_serves() -> None:
+    # A preparer gets the CPU when nobody else wants it: a busy machine may make a load so slow
+    # that the pair has a worker of its own from then on.
+    while not taken_over_beside_what_serves():
+        pass
+
+
+def taken_over_beside_what_serves() -> bool:
+    """False where that is not the way of the pair, as it was measured this time."""
     with npu_daemon() as (daemon, client):
         client.load_model(small_network(), "net")
         model = client.prepare_model("net")
+        if not loads_quickly(client):
+            return False
+
         with (
             client.open_session(model, backends=["npu"], strict=True) as session,
             Frames(session, frame(model)) as frames,
         ):
             (row,) = workers(client)
             client.prepare_model("net", again=True)
+            if not loads_quickly(client):
+                return False
+
             until(lambda: taken_over(daemon) or frames.error)
             assert frames.more()
             assert (frames.backends, frames.error) == ({"npu"}, None)
             (now,) = workers(client)
             assert (now["pid"], now["restarts"]) == (row["pid"], 0)
+
+        return True
 
 
 def test_what_takes_long_to_load_gets_a_new_worker_that_takes_over() -> None:
