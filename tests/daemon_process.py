@@ -42,7 +42,9 @@ class DaemonProcess:
 
     `config` is the text of its configuration file. `environment` is added to what it inherits,
     less all `SWITCHGEAR_*`. `wait` is what `start` waits for: "ready", "listening" or "" for
-    nothing. `folder` holds all that it writes: the socket, `state`, `stderr.log`.
+    nothing. `folder` holds all that it writes: the socket, `state`, `stderr.log`. With
+    `own_session` the kernel's autogroups, where they are on, give it a share of the CPU of its
+    own: what it runs under SCHED_IDLE then yields to itself alone, not to the tests beside it.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class DaemonProcess:
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
         wait: str = "ready",
+        own_session: bool = False,
     ) -> None:
         # A short path: a socket's address has room for 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="sg-"))
@@ -64,6 +67,7 @@ class DaemonProcess:
         self._arguments = list(arguments)
         self._added = dict(environment or {})
         self._wait = wait
+        self._own_session = own_session
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -109,6 +113,7 @@ class DaemonProcess:
                 stderr=sink,
                 env=self.environment,
                 cwd=self.folder,
+                start_new_session=self._own_session,
             )
 
         try:

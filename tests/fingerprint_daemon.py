@@ -56,7 +56,8 @@ quick = {str(quick).lower()}
 {fingerprint}
 """
     added = {**(IN_THE_BACKGROUND if background else {}), **(environment or {})}
-    return DaemonProcess(config=config, environment=added)
+    # Its test processes would get nothing beside other tests.
+    return DaemonProcess(config=config, environment=added, own_session=True)
 
 
 def store_profile(daemon: DaemonProcess) -> Profile:
