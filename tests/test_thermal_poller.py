@@ -253,6 +253,30 @@ def test_looking_for_sensors_may_hang_too(
     driven.close()
 
 
+def test_a_look_that_is_under_way_is_not_the_one_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller_module, "FIND_LIMIT_S", 60.0)
+    add_zone(tmp_path, 0, "gpu-thermal", 50_000)
+    driven = Driven(tmp_path, monkeypatch)
+    gate, begun = threading.Event(), threading.Event()
+
+    def find() -> Any:
+        found = zones.find_sensors(tmp_path)
+        begun.set()
+        gate.wait()
+        return found
+
+    driven.poller._worker._find = find
+    driven.poller.work()
+    begun.wait()
+    add_zone(tmp_path, 1, "cpu-thermal", 40_000)
+    driven.poller.use({}, find=True)
+    gate.set()
+    driven.until(lambda _: driven.names() == ["gpu-thermal", "cpu-thermal"])
+    driven.close()
+
+
 # psutil.
 class Entry:
     def __init__(self, label: str, current: object) -> None:

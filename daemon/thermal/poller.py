@@ -153,6 +153,7 @@ class Poller:
         self._asked: set[int] = set()
         self._hanging: set[int] = set()
         self._find_at_s = monotonic()
+        self._find_once_more = False
         self._found_s = float("-inf")
         self._again_s = FIND_AGAIN_S
 
@@ -163,6 +164,8 @@ class Poller:
         self._due = [now_s] * len(self._due)
         if find:
             self._find_at_s = now_s
+            # One that is under way may have passed what is new.
+            self._find_once_more = self._FIND in self._asked
 
     def close(self) -> list[threading.Thread]:
         """Lets the workers end. Returns them: one that hangs may never do."""
@@ -277,6 +280,10 @@ class Poller:
         known = self.sensors
         none = not found.sensors
         self._find_at_s = now_s + (FIND_NONE_S if none else FIND_ANYWAY_S)
+        if self._find_once_more:
+            self._find_once_more = False
+            self._find_at_s = now_s
+
         if known is not None and found == known:
             return False
 
