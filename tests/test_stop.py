@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 from daemon_process import DaemonProcess
+from held_worker import held
 from raw_client import CallFailed, Control, error_name, memfd, message
 
 from switchgear.backends import generate
@@ -45,19 +46,15 @@ def worker_pids(control: Control) -> list[int]:
     return [row["pid"] for row in control.call("GetStatus")["workers"] if row["pid"]]
 
 
-def stop_workers(control: Control) -> list[int]:
-    """Stops all workers (SIGSTOP): what they are given now runs until they go on."""
+def hold_workers(control: Control) -> ExitStack:
+    """All workers stand still, so that what they are given runs on, until it is closed."""
     pids = worker_pids(control)
     assert pids
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+    with ExitStack() as stack:
+        for pid in pids:
+            stack.enter_context(held(pid))
 
-    return pids
-
-
-def go_on(pids: list[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+        return stack.pop_all()
 
 
 def until_in_flight(control: Control, count: int) -> None:
@@ -105,7 +102,7 @@ def test_what_runs_is_answered_and_new_frames_are_not_taken() -> None:
     with running(PATIENT_CONFIG) as daemon, Control(daemon.socket) as control:
         control.load(generate.identity((4,)), name="quick")
         with control.open_session("quick", slots=3) as session:
-            stopped = stop_workers(control)
+            still = hold_workers(control)
             session.infer(1, 0, 0)
             session.infer(2, 1, 1)
             until_in_flight(control, 2)
@@ -114,7 +111,7 @@ def test_what_runs_is_answered_and_new_frames_are_not_taken() -> None:
             session.infer(3, 2, 2)
             refused = session.receive()
             assert (refused.request_id, error_name(refused)) == (3, "ShuttingDown")
-            go_on(stopped)
+            still.close()
             replies = session.replies(2)
             assert {i: error_name(r) for i, r in replies.items()} == {1: "", 2: ""}
             last = session.receive()
@@ -136,7 +133,7 @@ def test_new_work_is_refused_while_it_drains() -> None:
     with running(PATIENT_CONFIG) as daemon, Control(daemon.socket) as control:
         control.load(generate.identity((4,)), name="quick")
         with control.open_session("quick") as session:
-            stopped = stop_workers(control)
+            still = hold_workers(control)
             session.infer(1)
             until_in_flight(control, 1)
             os.kill(daemon.pid, signal.SIGTERM)
@@ -148,7 +145,7 @@ def test_new_work_is_refused_while_it_drains() -> None:
 
                 assert caught.value.name == "ShuttingDown"
 
-            go_on(stopped)
+            still.close()
             assert error_name(session.receive()) == ""
 
         daemon_ended(daemon)
@@ -159,8 +156,7 @@ def test_a_worker_that_does_not_end_is_ended() -> None:
     with running(CONFIG + "[workers]\nhang_s = 60\n") as daemon:  # noqa: SIM117
         with Control(daemon.socket) as control:
             control.load(generate.identity((4,)), name="quick")
-            with control.open_session("quick") as session:
-                stop_workers(control)
+            with control.open_session("quick") as session, hold_workers(control):
                 session.infer(1)
                 until_in_flight(control, 1)
                 assert stop_and_measure(daemon) < STOP_LIMIT_S + MARGIN_S
@@ -171,8 +167,7 @@ def test_a_worker_that_does_not_end_is_ended() -> None:
 def test_a_second_signal_ends_it_at_once() -> None:
     with running(PATIENT_CONFIG) as daemon, Control(daemon.socket) as control:
         control.load(generate.identity((4,)), name="quick")
-        with control.open_session("quick") as session:
-            stop_workers(control)
+        with control.open_session("quick") as session, hold_workers(control):
             session.infer(1)
             until_in_flight(control, 1)
             # One signal would take a minute.
