@@ -117,6 +117,16 @@ def test_a_better_place_is_moved_to_after_the_dwell_only() -> None:
     assert session.choose(1.0 + DWELL_S) == "vulkan"
 
 
+def test_a_place_that_was_away_is_moved_back_to_at_once() -> None:
+    session = Session()
+    assert session.choose(0.0) == "npu"
+    away = session.places
+    session.places = {"cpu": away["cpu"]}
+    assert session.choose(1.0) == "cpu"
+    session.places = away
+    assert session.choose(2.0) == "npu"
+
+
 def test_a_little_better_is_no_reason_to_move() -> None:
     session = Session("max_performance")
     session.places["npu"].estimate = candidate("npu", "npu", 27.5, 2.5).estimate

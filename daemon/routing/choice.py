@@ -141,7 +141,11 @@ def decide(inputs: Inputs, policy: Policy) -> Verdict:
 
     if len(rows) == 1:
         reason = _REQUESTED if flags & REQUESTED else _ONLY_READY
-        return Verdict(0 if rows[0].open else NONE, reason, NONE, rows[0].key, since_s)
+        if rows[0].key != home:
+            # As below: its home is gone, and what comes may be moved to at once.
+            home, since_s = rows[0].key, -inf
+
+        return Verdict(0 if rows[0].open else NONE, reason, NONE, home, since_s)
 
     limit_ms = limit_for(rows, policy, limit_ms)
     if limit_ms == inputs.limit_ms and _all_late(rows, limit_ms):
