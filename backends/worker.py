@@ -28,6 +28,7 @@ from switchgear.ipc.errors import (
     BadSlot,
     DeadlineExceeded,
     DriverError,
+    NotPrepared,
     ProtocolError,
     SwitchgearError,
 )
@@ -242,6 +243,7 @@ class Worker:
                 shapes,
                 cache=str(packet.get("cache", "")),
             )
+            self._check_identity(packet.get("identity"))
             # The interpreter maps the file; a reset opens it again: keep the descriptor.
             instance = self._backend.load(request)
             loaded_ns = monotonic_ns()
@@ -267,6 +269,19 @@ class Worker:
             "load_us": (loaded_ns - begin_ns) // 1000,
             "first_run_us": (monotonic_ns() - loaded_ns) // 1000,
         }
+
+    def _check_identity(self, expected: Mapping[str, str] | None) -> None:
+        """What was prepared and checked with another driver is not loaded with this one.
+
+        :raises NotPrepared: it is another.
+        """
+        if expected is None:
+            return
+
+        here = self._backend.identity()
+        for name in ("driver", *sorted({*expected, *here})):
+            if (before := expected.get(name)) != (now := here.get(name)):
+                raise NotPrepared(f"prepared with {name} {before!r}; this worker has {now!r}")
 
     def _unload(self, packet: Packet, _fds: list[int]) -> None:
         instance = self._instances.pop(int(packet["instance"]), None)

@@ -53,6 +53,10 @@ AHEAD_DEPTH: Final = 2
 # What is less urgent than a request of so long ago is not handed ahead: the next urgent one
 # would wait for two runs instead of one.
 URGENT_NS: Final = 5_000_000_000
+# Of a worker that is to be replaced: how often it is looked at while requests are there, and
+# how long it may take to end.
+LOOK_AGAIN_S: Final = 0.5
+RENEWAL_LIMIT_S: Final = 5.0
 # The weight of the newest run in the running mean.
 MEAN_WEIGHT: Final = 0.125
 _OURS: Final = DOMAINS["switchgear"]
@@ -424,6 +428,22 @@ class Lane:
         """What kept the backend from being there is gone: its worker is started now."""
         if self.absent is not None:
             self._restarts.hasten()
+
+    def renew(self) -> None:
+        """Ends its worker once nothing runs or waits there; the next need starts another."""
+        if self.worker is not None:
+            self._end_when_idle(self.worker)
+
+    def _end_when_idle(self, worker: WorkerProcess) -> None:
+        if self.worker is not worker or self.stopping:
+            return
+
+        if self.is_idle:
+            log.info("worker %s is replaced", self.label)
+            worker.close()
+            self._loop.call_later(RENEWAL_LIMIT_S, worker.force)
+        else:
+            self._loop.call_later(LOOK_AGAIN_S, self._end_when_idle, worker)
 
     def restart_wait_s(self) -> float:
         """Seconds until its next worker is due; 0 where it has one or needs none."""

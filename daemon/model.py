@@ -12,6 +12,8 @@ from switchgear.ipc.errors import BadShape
 from switchgear.ipc.slot import check_shape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from switchgear.daemon.instances import Instance
     from switchgear.daemon.model_store import Stored
     from switchgear.daemon.pair import Pair
@@ -95,11 +97,27 @@ class Model:
 
     def forgive(self, group: str) -> None:
         """Ends a group's quarantine, on the CPU and on every device."""
-        for key in [key for key in self.quarantined if key.split()[0] == group]:
+        self._forgive(lambda words: words[0] == group)
+
+    def forgive_on(self, backend: str) -> None:
+        """Ends the quarantines on one device's backend: it has another driver now."""
+        self._forgive(lambda words: words[1:] == [backend])
+
+    def _forgive(self, meant: Callable[[list[str]], bool]) -> None:
+        for key in [key for key in self.quarantined if meant(key.split())]:
             self.quarantined.discard(key)
 
-        for key in [key for key in self.deaths if key.split()[0] == group]:
+        for key in [key for key in self.deaths if meant(key.split())]:
             del self.deaths[key]
+
+    def identity_of(self, backend: str, precision: int) -> Mapping[str, str] | None:
+        """The device and driver with which a pair was prepared and checked; None where there is
+        no such pair."""
+        for pair in self.pairs.values():
+            if (pair.backend, pair.number) == (backend, precision) and pair.ready:
+                return pair.identity
+
+        return None
 
     def _status_for(self, uid: int) -> str:
         bad = self.quarantined if uid == 0 else self.quarantined & {str(uid), "shared"}

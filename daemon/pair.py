@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from switchgear.ipc.record import Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from switchgear.daemon.verdicts import Verdict
 
 # What is prepared of each backend for a new model, in this order: INT4 right after the GPU, so
@@ -54,8 +56,10 @@ class Pair:
     precision: str = ""
     number: int = 0
     own_worker: bool = False
-    # Since the start, because a worker could not load it.
+    # Since the start or the last driver, because a worker could not load it.
     prepared_again: bool = False
+    # Of the device and driver with which it came out; None before it did.
+    identity: Mapping[str, str] | None = None
     # Counts what was prepared anew after it had been ready; which of them workers were told of.
     generation: int = 0
     taken_over: int = 0
@@ -76,8 +80,14 @@ class Pair:
         name = self.precision or ("" if self.asked == "auto" else self.asked)
         return f"{self.backend} {name}".strip()
 
-    def apply(self, verdict: Verdict, *, fresh: bool = False) -> None:
-        """Takes over how a preparer ended, just now (`fresh`) or earlier."""
+    def apply(
+        self, verdict: Verdict, identity: Mapping[str, str], *, fresh: bool = False
+    ) -> None:
+        """Takes over how a preparer ended, just now (`fresh`) or earlier, with this driver."""
+        if identity != self.identity:
+            self.prepared_again = False
+
+        self.identity = identity
         self.fresh = fresh
         self.step = ""
         self.figures = {name: verdict[name] for name in _FIGURES if name in verdict}
@@ -101,7 +111,7 @@ class Pair:
         """Takes over what was prepared anew for another pair that came out the same: they have
         one place in the workers."""
         self.figures, self.own_worker = dict(other.figures), other.own_worker
-        self.artefact = other.artefact
+        self.artefact, self.identity = other.artefact, other.identity
         self.generation += 1
 
     def to_json(self) -> dict[str, Any]:

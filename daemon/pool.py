@@ -140,6 +140,12 @@ class Pool:
             log.info("worker %s was replaced: ended", lane.label)
             self._end(key)
 
+    def renew(self, backend: str) -> None:
+        """Replaces a backend's workers, each once nothing runs there. Does not wait."""
+        for lane in self.lanes():
+            if lane.backend == backend:
+                lane.renew()
+
     def _end(self, key: tuple[str, str, str]) -> None:
         worker = self._lanes.pop(key).stop()
         if worker is not None:

@@ -21,7 +21,7 @@ from switchgear.daemon.presence import PROOF_LIMIT_S, Facts
 from switchgear.daemon.proofs import Proofs
 from switchgear.daemon.trials import Order, Trials
 from switchgear.daemon.verdicts import Verdicts
-from switchgear.ipc.errors import UnknownModel
+from switchgear.ipc.errors import NotPrepared, UnknownModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +43,8 @@ class Item:
     pair: Pair
     tune_s: float = 0.0
     again: bool = False
+    # A worker has said that what was prepared does not fit: its driver may be another now.
+    renew: bool = False
     # Jobs that wait for it, and whether it is there for them only.
     followers: int = 0
     asked_for: bool = False
@@ -94,8 +96,9 @@ class Preparing:
             self._is_wanted,
             configuration.backend_options,
             min(PROOF_LIMIT_S, self._settings.time_limit_s),
-            self._has_come,
+            self._is_proven,
         )
+        self._pool = pool
         # Hears of each backend that was absent and runs now.
         self.on_present: Callable[[str], None] = lambda _: None
         self._queue: deque[Item] = deque()
@@ -271,12 +274,14 @@ class Preparing:
         job.progress("done", len(items), len(items))
 
     def load_failed(self, model: Model, pair: Pair, failure: Failure) -> None:
-        """A serving worker cannot load what was prepared: it is prepared anew, once."""
+        """A serving worker cannot load what was prepared: it is prepared anew, once for each
+        driver."""
         log.warning("model %s on %s: %s", model.label, pair.label, failure.text)
         pair.state, pair.reason = "failed", failure.text
         if not pair.prepared_again:
             pair.prepared_again = True
-            self.want(model, pair.backend, pair.asked, again=True)
+            item = self.want(model, pair.backend, pair.asked, again=True)
+            item.renew = (failure.domain, failure.code) == ("switchgear", NotPrepared.code)
 
         self._on_change(model, pair)
 
@@ -308,13 +313,33 @@ class Preparing:
             looks.cancel()
             await asyncio.wait([looks])
 
-    def _has_come(self, backend: str) -> None:
-        """A backend that was absent runs now: what waited for it is prepared."""
-        self.on_present(backend)
+    def _is_proven(self, backend: str, was_absent: bool) -> None:
+        """A backend was tried again and runs: what waited for it is prepared, and what came out
+        with another driver, good or bad, is tried anew. The CPU serves meanwhile."""
+        if was_absent:
+            self.on_present(backend)
+
+        identity, others = self.backends[backend].identity, 0
         for model in self._models():
             for pair in model.pairs.values():
-                if pair.backend == backend and pair.state == "absent":
+                if pair.backend != backend:
+                    continue
+
+                other = pair.identity is not None and pair.identity != identity
+                others += other
+                if other:
+                    model.forgive_on(backend)
+
+                if other and pair.ready:
+                    pair.state, pair.reason = "waiting", "its driver is another now"
+                    self._on_change(model, pair)
+
+                queued = any(item.pair is pair for item in self._all())
+                if (other or pair.state == "absent") and not queued:
                     self._add(Item(model, pair))
+
+        if others:
+            self._pool.renew(backend)
 
     async def _empty_queue(self) -> None:
         while True:
@@ -339,14 +364,18 @@ class Preparing:
         model, pair = item.model, item.pair
         facts = self.backends.get(pair.backend, Facts("absent", "it is not installed"))
         try:
-            if facts.state == "absent" and item.followers:
+            if item.renew or (facts.state == "absent" and item.followers):
                 item.say("trying the driver")
-                facts = await self.proofs.ask(pair.backend)
+                ask = self.proofs.renew if item.renew else self.proofs.ask
+                facts = await ask(pair.backend)
 
             if facts.state in ("absent", "off"):
                 pair.state, pair.reason, pair.step = "absent", facts.reason, ""
             else:
-                await self._decide(item, self._key(item, facts))
+                await self._decide(item, facts)
+                if self.backends[pair.backend].identity != facts.identity:
+                    # Its driver was replaced meanwhile.
+                    self._add(Item(model, pair))
         except asyncio.CancelledError:
             item.undo()
             raise
@@ -360,9 +389,9 @@ class Preparing:
     def _key(item: Item, facts: Facts) -> str:
         return f"{item.model.digest} {item.pair.backend} {item.pair.asked} {facts.key}"
 
-    async def _decide(self, item: Item, key: str) -> None:
+    async def _decide(self, item: Item, facts: Facts) -> None:
         """Takes a pair's verdict from the kept ones or from a preparer."""
-        model, pair = item.model, item.pair
+        model, pair, key = item.model, item.pair, self._key(item, facts)
         verdict = None if item.again or item.tune_s else self.verdicts.get(key)
         fresh, was_ready = verdict is None, pair.ready
         if verdict is None:
@@ -381,7 +410,7 @@ class Preparing:
                 self.verdicts.keep(key, verdict)
 
         before = pair.generation
-        pair.apply(verdict, fresh=fresh)
+        pair.apply(verdict, facts.identity, fresh=fresh)
         if pair.ready:
             log.info("model %s is ready on %s", model.label, pair.label)
         else:

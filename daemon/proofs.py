@@ -1,8 +1,9 @@
-"""Which backends run here, proven at the start, and again while one is absent.
+"""Which backends run here: proven at the start, and again when one is absent or has changed.
 
 What a driver consists of is looked at after a delay that grows to ten minutes, which costs some
-hundred `stat`; a process that tries the driver is started only where something has changed. Who
-asks (a reload, a job that prepares a model) has it tried at once.
+hundred `stat`; a process that tries the driver is started only where something has changed,
+where a backend runs only once the change is complete. Who asks (a reload, a job that prepares a
+model, a worker that has found another driver) has it tried at once.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ log = logging.getLogger(__name__)
 class Proofs:
     """Use it on a running loop. `facts` has each installed backend but the CPU.
 
-    `wanted` are those that are proven at all, `options_of` gives a backend's options, and
-    `on_present` is called with each that was absent and runs now.
+    `wanted` are those that are proven at all, `options_of` gives a backend's options.
+    `on_proven` is called with each that was tried again and runs, and whether it was absent.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Proofs:
         wanted: Callable[[str], bool],
         options_of: Callable[[str], Mapping[str, Any]],
         limit_s: float,
-        on_present: Callable[[str], None],
+        on_proven: Callable[[str, bool], None],
     ) -> None:
         self.facts = {name: Facts() for name in installed}
         for name, facts in self.facts.items():
@@ -50,9 +51,11 @@ class Proofs:
         self._wanted = [name for name in self.facts if wanted(name)]
         self._options_of = options_of
         self._limit_s = limit_s
-        self._on_present = on_present
+        self._on_proven = on_proven
         self._loop = asyncio.get_running_loop()
         self._signatures: dict[str, str] = {}
+        # Of backends that run: what was seen at the last look, where that was something new.
+        self._changing: dict[str, str] = {}
         # When each was proven last; one proof at a time.
         self._proven_s: dict[str, float] = {}
         self._turn = asyncio.Lock()
@@ -67,7 +70,7 @@ class Proofs:
                 await self._prove(name)
 
     async def run(self) -> None:
-        """Looks after those that are absent, until it is cancelled."""
+        """Looks after those that are absent or change, until it is cancelled."""
         while True:
             self._look_s = self._loop.time() + self._delay_s
             with contextlib.suppress(TimeoutError):
@@ -78,16 +81,17 @@ class Proofs:
             asked = self._asked.is_set()
             self._asked.clear()
             try:
-                changed = [name for name in self._absent() if await self._is_due(name, asked)]
+                changed = [n for n in self._are("absent") if await self._is_due(n, asked)]
+                changed += [n for n in self._are("present") if await self._changes(n, asked)]
             except Exception:
-                log.exception("asking backends that are absent")
+                log.exception("trying backends again")
                 changed = []
 
             # More may follow soon: a package is installed file by file.
             self._delay_s = FIRST_LOOK_S if changed else min(2 * self._delay_s, LAST_LOOK_S)
 
     def ask_all(self) -> None:
-        """Has all that are absent tried again, soon. Does not block."""
+        """Has all that are absent or have changed tried again, soon. Does not block."""
         self._asked.set()
 
     async def ask(self, name: str, *, force: bool = False) -> Facts:
@@ -98,10 +102,17 @@ class Proofs:
             facts = self.facts[name]
             fresh = not force and await self._is_fresh(name)
             if facts.state == "absent" and not fresh:
-                facts = await self._prove(name)
-                if facts.state == "present":
-                    log.info("backend %s was absent and is there now", name)
-                    self._on_present(name)
+                facts = await self._try_again(name)
+
+            return facts
+
+    async def renew(self, name: str) -> Facts:
+        """Tries a backend once more that runs, or did: its driver may be another now. What was
+        found a moment ago and cannot have changed is given as it is."""
+        async with self._turn:
+            facts = self.facts[name]
+            if facts.state in ("present", "absent") and not await self._is_fresh(name):
+                facts = await self._try_again(name)
 
             return facts
 
@@ -116,8 +127,8 @@ class Proofs:
             "at a reload, or by `switchgear prewarm`"
         )
 
-    def _absent(self) -> list[str]:
-        return [name for name in self._wanted if self.facts[name].state == "absent"]
+    def _are(self, state: str) -> list[str]:
+        return [name for name in self._wanted if self.facts[name].state == state]
 
     async def _is_due(self, name: str, asked: bool) -> bool:
         """Tries a backend again where there is a reason to; whether something had changed."""
@@ -127,6 +138,21 @@ class Proofs:
 
         return changed
 
+    async def _changes(self, name: str, asked: bool) -> bool:
+        """Tries a backend again that runs, once its files have changed and then stood still for
+        one look, or somebody asks; whether they had changed."""
+        now = await asyncio.to_thread(signature, self._options_of(name))
+        last = self._changing.pop(name, None)
+        if now == self._signatures.get(name):
+            return False
+
+        if asked or now == last:
+            await self.renew(name)
+        else:
+            self._changing[name] = now
+
+        return True
+
     async def _has_changed(self, name: str) -> bool:
         now = await asyncio.to_thread(signature, self._options_of(name))
         return now != self._signatures.get(name)
@@ -135,6 +161,23 @@ class Proofs:
         age_s = self._loop.time() - self._proven_s.get(name, -FRESH_S)
         settled = self.facts[name].settled
         return age_s < FRESH_S and settled and not await self._has_changed(name)
+
+    async def _try_again(self, name: str) -> Facts:
+        before = self.facts[name]
+        facts = await self._prove(name)
+        runs = before.state == "present"
+        if runs and facts.state == "absent" and not facts.settled:
+            # The moment's: what runs goes on.
+            self.facts[name] = before
+        elif facts.state == "present":
+            if not runs:
+                log.info("backend %s was absent and is there now", name)
+            elif facts.key != before.key:
+                log.info("backend %s has another driver now: %s", name, facts.key)
+
+            self._on_proven(name, not runs)
+
+        return self.facts[name]
 
     async def _prove(self, name: str) -> Facts:
         options = self._options_of(name)

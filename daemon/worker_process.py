@@ -127,6 +127,9 @@ class WorkerProcess:
         if precision:
             packet["precision"] = Precision(precision).name.lower()
             packet["cache"] = instance.model.cache
+            identity = instance.model.identity_of(self.backend, precision)
+            if identity is not None:
+                packet["identity"] = dict(identity)
 
         self._send(packet, [instance.model.fd])
 

@@ -34,8 +34,8 @@ def folder() -> Path:
 
 
 @functools.cache
-def library(name: str, *headers: str) -> Path:
-    """`native/NAME.c` as a shared library.
+def library(name: str, *headers: str, define: str = "") -> Path:
+    """`native/NAME.c` as a shared library, another one for each macro to `define`.
 
     Skips the test where there is no compiler or one of the `headers` is missing; code that does
     not compile is an error.
@@ -51,10 +51,10 @@ def library(name: str, *headers: str) -> Path:
         if found.returncode:
             missing(f"the C header {header} is not installed")
 
-    target = folder() / f"{name}.so"
+    target = folder() / f"{name}{define}.so"
     source = NATIVE / f"{name}.c"
     built = subprocess.run(
-        [compiler, *_FLAGS, *_SHARED, "-o", str(target), str(source)],
+        [compiler, *_FLAGS, *_SHARED, f"-DTEST{define}", "-o", str(target), str(source)],
         capture_output=True,
         text=True,
     )
@@ -65,6 +65,11 @@ def library(name: str, *headers: str) -> Path:
 def delegate() -> Path:
     """The TFLite external delegate of the tests; see `native/test_delegate.c`."""
     return library("test_delegate")
+
+
+def lying_delegate() -> Path:
+    """One whose numbers are wrong unless it is told otherwise."""
+    return library("test_delegate", define="_LIES")
 
 
 def vulkan_fault_layer() -> dict[str, str]:

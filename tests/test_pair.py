@@ -33,11 +33,12 @@ BAD: dict[str, Any] = {
     "text": "output 'a' is wrong by 3 of 4",
     "error": 0.75,
 }
+DRIVER = {"driver": "one"}
 
 
 def test_a_good_verdict_makes_it_ready() -> None:
     pair = Pair("vulkan", "auto", state="preparing", step="check")
-    pair.apply(GOOD)
+    pair.apply(GOOD, DRIVER)
     assert (pair.state, pair.precision, pair.number, pair.step) == ("ready", "fp16", 2, "")
     assert pair.figures["error"] == 1e-5
     assert not pair.own_worker
@@ -46,7 +47,7 @@ def test_a_good_verdict_makes_it_ready() -> None:
 
 def test_a_long_warm_load_gets_a_worker_of_its_own() -> None:
     pair = Pair("vulkan", "auto")
-    pair.apply({**GOOD, "warm_load_us": OWN_WORKER_US})
+    pair.apply({**GOOD, "warm_load_us": OWN_WORKER_US}, DRIVER)
     assert pair.own_worker
 
 
@@ -59,7 +60,7 @@ def test_a_long_warm_load_gets_a_worker_of_its_own() -> None:
 )
 def test_a_bad_verdict_keeps_its_reason_and_figures(domain: str, reason: str) -> None:
     pair = Pair("vulkan", "auto")
-    pair.apply({**BAD, "domain": domain})
+    pair.apply({**BAD, "domain": domain}, DRIVER)
     assert (pair.state, pair.reason, pair.ready) == ("wrong", reason, False)
     assert pair.to_json()["figures"] == {"error": 0.75}
 
@@ -113,30 +114,40 @@ def test_the_lowest_precision(lowest: str, precision: str, allowed: bool) -> Non
 
 def test_what_is_prepared_anew_and_is_another_is_counted() -> None:
     pair = Pair("opencl", "auto")
-    pair.apply({**GOOD, "artefact": "a"}, fresh=True)
+    pair.apply({**GOOD, "artefact": "a"}, DRIVER, fresh=True)
     assert pair.generation == 0
     # From the kept verdicts, or the same again: workers have it.
-    pair.apply({**GOOD, "artefact": "b"})
-    pair.apply({**GOOD, "artefact": "b"}, fresh=True)
+    pair.apply({**GOOD, "artefact": "b"}, DRIVER)
+    pair.apply({**GOOD, "artefact": "b"}, DRIVER, fresh=True)
     assert pair.generation == 0
-    pair.apply({**GOOD, "artefact": "c"}, fresh=True)
+    pair.apply({**GOOD, "artefact": "c"}, DRIVER, fresh=True)
     assert pair.generation == 1
     # A driver that names nothing may have made another.
-    pair.apply(GOOD, fresh=True)
-    pair.apply(GOOD, fresh=True)
+    pair.apply(GOOD, DRIVER, fresh=True)
+    pair.apply(GOOD, DRIVER, fresh=True)
     assert pair.generation == 3
     # Not ready in between: workers may still have what they had.
-    pair.apply(BAD, fresh=True)
-    pair.apply({**GOOD, "artefact": "c"}, fresh=True)
+    pair.apply(BAD, DRIVER, fresh=True)
+    pair.apply({**GOOD, "artefact": "c"}, DRIVER, fresh=True)
     assert pair.generation == 4
 
 
 def test_a_pair_that_came_out_the_same_follows() -> None:
     tuned, other = Pair("opencl", "fp32"), Pair("opencl", "auto")
     for pair in (tuned, other):
-        pair.apply({**GOOD, "artefact": "a"}, fresh=True)
+        pair.apply({**GOOD, "artefact": "a"}, DRIVER, fresh=True)
 
-    tuned.apply({**GOOD, "artefact": "b", "warm_load_us": OWN_WORKER_US}, fresh=True)
+    tuned.apply({**GOOD, "artefact": "b", "warm_load_us": OWN_WORKER_US}, DRIVER, fresh=True)
     other.follow(tuned)
     assert (other.generation, other.artefact, other.own_worker) == (1, "b", True)
     assert other.figures == tuned.figures
+
+
+def test_with_another_driver_it_may_be_made_anew_once_more() -> None:
+    pair = Pair("npu", "auto")
+    pair.apply(GOOD, DRIVER)
+    pair.prepared_again = True
+    pair.apply(GOOD, DRIVER, fresh=True)
+    assert pair.prepared_again
+    pair.apply(GOOD, {"driver": "two"}, fresh=True)
+    assert (pair.prepared_again, pair.identity) == (False, {"driver": "two"})

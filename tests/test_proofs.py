@@ -30,7 +30,8 @@ class Driver:
             self.tried_again.set()
 
         if self.path.exists():
-            return Facts("present", "it runs")
+            driver = self.path.read_text()
+            return Facts("present", "it runs", identity={"driver": driver})
 
         return Facts("absent", "no such file", settled=self.settled)
 
@@ -41,11 +42,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch, on_present: Callable[[str], None]
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, on_proven: Callable[[str, bool], None]
 ) -> Proofs:
     monkeypatch.setattr(proofs, "prove_backend", driver.prove)
     options = {"delegate": str(driver.path)}
-    return Proofs(["npu"], lambda _: True, lambda _: options, 1.0, on_present)
+    return Proofs(["npu"], lambda _: True, lambda _: options, 1.0, on_proven)
 
 
 def after_looks(count: int, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -68,7 +69,7 @@ def test_nothing_is_started_while_nothing_changes(
 ) -> None:
     async def test() -> None:
         driver, present = Driver(tmp_path / "npu.so"), asyncio.Event()
-        proof = made(driver, monkeypatch, lambda _: present.set())
+        proof = made(driver, monkeypatch, lambda *_: present.set())
         enough = after_looks(5, monkeypatch)
         await proof.first()
         looks = asyncio.create_task(proof.run())
@@ -90,7 +91,7 @@ def test_what_did_not_answer_is_tried_again_by_time(
     async def test() -> None:
         driver = Driver(tmp_path / "npu.so")
         driver.settled = False
-        proof = made(driver, monkeypatch, lambda _: None)
+        proof = made(driver, monkeypatch, lambda *_: None)
         await proof.first()
         looks = asyncio.create_task(proof.run())
         await driver.tried_again.wait()
@@ -105,7 +106,7 @@ def test_who_asks_gets_a_fresh_answer_once(
 ) -> None:
     async def test() -> None:
         driver, found = Driver(tmp_path / "npu.so"), list[str]()
-        proof = made(driver, monkeypatch, found.append)
+        proof = made(driver, monkeypatch, lambda name, _: found.append(name))
         await proof.first()
         # Nothing has changed since a moment ago.
         assert (await proof.ask("npu")).state == "absent"
@@ -116,5 +117,77 @@ def test_who_asks_gets_a_fresh_answer_once(
         answers = await asyncio.gather(*(proof.ask("npu") for _ in range(3)))
         assert [facts.state for facts in answers] == ["present"] * 3
         assert (driver.tried, found) == (3, ["npu"])
+
+    asyncio.run(test())
+
+
+def test_a_driver_that_is_replaced_is_tried_once_its_files_stand_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    async def test() -> None:
+        driver, told = Driver(tmp_path / "npu.so"), list[tuple[str, bool]]()
+        driver.path.write_text("one")
+        renewed = asyncio.Event()
+
+        def proven(name: str, was_absent: bool) -> None:
+            told.append((name, was_absent))
+            renewed.set()
+
+        proof = made(driver, monkeypatch, proven)
+        # What each look sees: it is unpacked file by file.
+        seen = iter(["one", "tw", "twoo"])
+        looks = []
+
+        def look(_: Mapping[str, Any]) -> str:
+            looks.append(next(seen, "two"))
+            return looks[-1]
+
+        monkeypatch.setattr(proofs, "signature", look)
+        await proof.first()
+        driver.path.write_text("two")
+        running = asyncio.create_task(proof.run())
+        await renewed.wait()
+        assert looks[:5] == ["one", "tw", "twoo", "two", "two"]
+        assert (driver.tried, told) == (2, [("npu", False)])
+        assert proof.facts["npu"].identity == {"driver": "two"}
+        running.cancel()
+
+    asyncio.run(test())
+
+
+def test_a_worker_that_found_another_driver_has_it_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        driver, told = Driver(tmp_path / "npu.so"), list[bool]()
+        driver.path.write_text("one")
+        proof = made(driver, monkeypatch, lambda _, was_absent: told.append(was_absent))
+        await proof.first()
+        # It is the one that was found a moment ago.
+        assert (await proof.renew("npu")).identity == {"driver": "one"}
+        assert driver.tried == 1
+        driver.path.write_text("another")
+        answers = await asyncio.gather(*(proof.renew("npu") for _ in range(3)))
+        assert [facts.identity for facts in answers] == [{"driver": "another"}] * 3
+        assert (driver.tried, told) == (2, [False])
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("settled", "state"), [(True, "absent"), (False, "present")])
+def test_a_driver_that_runs_is_absent_only_where_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: bool, state: str
+) -> None:
+    async def test() -> None:
+        driver, told = Driver(tmp_path / "npu.so"), list[bool]()
+        driver.path.write_text("one")
+        proof = made(driver, monkeypatch, lambda _, was_absent: told.append(was_absent))
+        await proof.first()
+        driver.path.unlink()
+        driver.settled = settled
+        assert (await proof.renew("npu")).state == proof.facts["npu"].state == state
+        driver.path.write_text("two")
+        assert (await proof.renew("npu")).identity == {"driver": "two"}
+        assert told == [settled]
 
     asyncio.run(test())

@@ -346,3 +346,19 @@ def test_the_document_names_every_operation_and_field() -> None:
     assert {word for word in words if f"`{word}`" not in text} == set()
     assert f"version {worker.WORKER_PROTOCOL}" in text
     assert str(worker.MAX_PACKET_BYTES) in text
+
+
+def test_what_another_driver_was_checked_with_is_not_loaded(started: WorkerUnderTest) -> None:
+    identity = started.ask(op="probe")["identity"]
+    model = generate.identity((4,))
+    assert started.load(model, 1, identity=identity)["op"] == "loaded"
+    refused = started.load(model, 2, identity={**identity, "driver": "another"})
+    assert (refused["op"], refused["domain"], refused["name"]) == (
+        "failed",
+        "switchgear",
+        "NotPrepared",
+    )
+    assert "prepared with driver 'another'; this worker has" in refused["text"]
+    # What one of the two does not name is another, too.
+    assert started.load(model, 2, identity={**identity, "board": "x"})["op"] == "failed"
+    assert started.load(model, 2)["op"] == "loaded"

@@ -100,6 +100,12 @@ typedef struct {
     int padding, stride_w, stride_h, multiplier, activation, dilation_w, dilation_h;
 } Depthwise;
 
+#ifdef TEST_LIES
+#define DEFAULT_MODE MODE_LIE
+#else
+#define DEFAULT_MODE MODE_OK
+#endif
+
 enum mode {
     MODE_OK, MODE_NONE, MODE_ADD_ONLY, MODE_LIE, MODE_HANG, MODE_ABORT_PREPARE,
     MODE_FAIL_CREATE, MODE_FAIL_PREPARE, MODE_FAIL_ALLOCATE, MODE_FAIL_INVOKE, MODES
@@ -530,6 +536,7 @@ EXPORT Delegate *tflite_plugin_create_delegate(
     Options *o = calloc(1, sizeof *o);
     const char *wrong = NULL;
     o->max_nodes = o->abort_after = -1;
+    o->mode = DEFAULT_MODE;
     for (size_t i = 0; i < count; i++) {
         const char *key = keys[i], *value = values[i];
         if (!strcmp(key, "fail_after"))
