@@ -370,7 +370,7 @@ class Preparing:
                 facts = await ask(pair.backend)
 
             if facts.state in ("absent", "off"):
-                pair.state, pair.reason, pair.step = "absent", facts.reason, ""
+                self._is_absent(item, facts)
             else:
                 await self._decide(item, facts)
                 if self.backends[pair.backend].identity != facts.identity:
@@ -384,6 +384,18 @@ class Preparing:
             pair.state, pair.reason = "failed", "a fault of the daemon; its log says more"
         finally:
             item.ended.set()
+
+    def _is_absent(self, item: Item, facts: Facts) -> None:
+        """New processes do not get a pair's backend; what serves has it still."""
+        pair, was_ready = item.pair, item.pair.ready
+        pair.step = ""
+        if was_ready and not item.again:
+            pair.reason = f"the one before serves: {facts.reason}"
+            return
+
+        pair.state, pair.reason = "absent", facts.reason
+        if was_ready:
+            self._on_change(item.model, pair)
 
     @staticmethod
     def _key(item: Item, facts: Facts) -> str:
