@@ -9,11 +9,12 @@ from pathlib import Path
 import native_build
 import pytest
 from daemon_process import DaemonProcess
-from preparing_faults import frame, npu_daemon, until, workers
+from devices import require_opencl
+from preparing_faults import ENABLED, frame, npu_daemon, until, workers
 from raw_client import CallFailed, Control
 from small_network import small_network
 
-from switchgear.client import Client
+from switchgear.client import Client, connect
 from switchgear.ipc.errors import ModelQuarantined, NoBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
@@ -59,7 +60,7 @@ def pair_state(client: Client) -> str:
     return pair.state
 
 
-def test_prepared_files_that_vanish_are_made_anew_once_and_serve_again() -> None:
+def test_a_backend_that_needs_no_prepared_files_serves_on_without_them() -> None:
     with npu_daemon() as (daemon, client):
         client.load_model(small_network(), "net")
         model = client.prepare_model("net")
@@ -75,6 +76,37 @@ def test_prepared_files_that_vanish_are_made_anew_once_and_serve_again() -> None
             until(lambda: any(now["pid"] != row["pid"] for now in workers(client)))
             assert until(lambda: pair_state(client) == "ready")
             assert session.run(inputs).backend == "npu"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_prepared_files_that_vanish_are_made_anew_once_and_serve_again(tmp_path: Path) -> None:
+    require_opencl()
+    config = f'[prepare]\nbackends = ["opencl"]\n[thermal]\nsysfs_root = "{tmp_path}"\n'
+    with (
+        DaemonProcess(config=config, environment=ENABLED) as daemon,
+        connect(daemon.socket) as client,
+    ):
+        client.load_model(small_network(), "net")
+        model = client.prepare_model("net", ["opencl"], "fp32")
+        inputs = frame(model)
+        with client.open_session(model, backends=["opencl", "cpu"]) as session:
+            until(lambda: session.run(inputs).backend == "opencl")
+            made = daemon.log_text().count("model net is ready on opencl")
+            artefacts = [*(daemon.cache_dir / "models").rglob("*.clart")]
+            assert artefacts
+            for file in artefacts:
+                file.unlink()
+
+            os.kill(workers(client, "opencl")[0]["pid"], signal.SIGKILL)
+            # The CPU answers until then.
+            until(lambda: session.run(inputs) and made_anew(daemon, made))
+            until(lambda: session.run(inputs).backend == "opencl")
+            assert [*(daemon.cache_dir / "models").rglob("*.clart")]
+
+
+def made_anew(daemon: DaemonProcess, before: int) -> bool:
+    return daemon.log_text().count("model net is ready on opencl") > before
 
 
 def test_a_cancelled_job_takes_its_own_preparation_with_it(pace: Pace) -> None:
