@@ -131,6 +131,8 @@ def test_asyncvarlink_calls_and_passes_descriptors_both_ways(daemon: DaemonProce
             transport.close()
             await asyncio.sleep(0)
 
+    # The first time it loads a model, which stays.
+    asyncio.run(use())
     with leaves_nothing(daemon):
         asyncio.run(use())
 
