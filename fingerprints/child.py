@@ -39,7 +39,9 @@ _STDERR_BYTES: Final = 4096
 _CHECK_S: Final = 0.5
 # A process that never got a CPU is ended all the same after this many times its limit.
 _STARVED_FACTOR: Final = 10
-_REAP_S: Final = 2.0
+# After SIGKILL: at the lowest priority it may wait for a CPU to die on. Half of what a stop of
+# the daemon may take by default.
+_REAP_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
