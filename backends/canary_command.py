@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from switchgear.ipc.errors import DriverError, NoBackend
-from switchgear.ipc.process import die_with_parent, set_not_dumpable
+from switchgear.ipc.process import begin_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +45,7 @@ def run_command(
     parser.add_argument("--parent", type=int, help="a process to end with")
     arguments = parser.parse_args()
     if arguments.parent:
-        die_with_parent(arguments.parent)
-        set_not_dumpable()
+        begin_child(arguments.parent)
 
     try:
         result = run(arguments.cache, arguments.device)

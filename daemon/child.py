@@ -161,10 +161,7 @@ class Child:
 
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
-        # What it started and left behind; until it is reaped, its group is no other's.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
+        self._kill_group()
         returncode = self._popen.wait()
         for pipe, read in (
             (self._popen.stderr, self._read_stderr),
@@ -181,6 +178,11 @@ class Child:
         self._pidfd = -1
         self._reaped.set()
         self._on_exit(returncode)
+
+    def _kill_group(self) -> None:
+        """Ends what it started and left behind; until it is reaped, its group is no other's."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     @property
     def stderr(self) -> str:
@@ -245,8 +247,6 @@ class Child:
     def _bury(self, pidfd: int) -> None:
         """One that was abandoned has ended."""
         self._loop.remove_reader(pidfd)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
+        self._kill_group()
         os.waitpid(self.pid, os.WNOHANG)
         os.close(pidfd)

@@ -53,10 +53,10 @@ AHEAD_DEPTH: Final = 2
 # What is less urgent than a request of so long ago is not handed ahead: the next urgent one
 # would wait for two runs instead of one.
 URGENT_NS: Final = 5_000_000_000
-# Of a worker that is to be replaced: how often it is looked at while requests are there, and
-# how long it may take to end.
+# How often a place that is to be left is looked at again while requests are there.
 LOOK_AGAIN_S: Final = 0.5
-RENEWAL_LIMIT_S: Final = 5.0
+# A worker that was asked to end and hangs is ended after this long.
+END_LIMIT_S: Final = 5.0
 # The weight of the newest run in the running mean.
 MEAN_WEIGHT: Final = 0.125
 _OURS: Final = DOMAINS["switchgear"]
@@ -441,7 +441,7 @@ class Lane:
         if self.is_idle:
             log.info("worker %s is replaced", self.label)
             worker.close()
-            self._loop.call_later(RENEWAL_LIMIT_S, worker.force)
+            self._loop.call_later(END_LIMIT_S, worker.force)
         else:
             self._loop.call_later(LOOK_AGAIN_S, self._end_when_idle, worker)
 

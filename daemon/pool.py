@@ -11,7 +11,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.daemon.config import Configuration
-from switchgear.daemon.lane import Lane
+from switchgear.daemon.lane import END_LIMIT_S, Lane
 from switchgear.daemon.lane_settings import LaneSettings, Watcher
 from switchgear.ipc.record import Priority
 
@@ -25,8 +25,6 @@ LANES: Final = {
     Priority.BATCH: "batch",
 }
 DEVICE_LANE: Final = "device"
-# A worker that was asked to end and hangs is ended after this long.
-END_LIMIT_S: Final = 5.0
 
 log = logging.getLogger(__name__)
 

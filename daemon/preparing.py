@@ -173,6 +173,9 @@ class Preparing:
     def _all(self) -> list[Item]:
         return [*self._queue, *([self._present] if self._present is not None else [])]
 
+    def _item_of(self, pair: Pair) -> Item | None:
+        return next((item for item in self._all() if item.pair is pair), None)
+
     def _give_up(self, item: Item) -> None:
         if item is self._present:
             # It says so once its preparer has ended.
@@ -194,9 +197,9 @@ class Preparing:
     ) -> Item:
         """Queues one pair before all others, or the one that waits for it already."""
         pair = model.pairs.get((backend, precision)) or Pair(backend, precision)
-        for item in self._all():
-            if item.pair is pair and not again and not tune_s:
-                return item
+        waiting = self._item_of(pair)
+        if waiting is not None and not again and not tune_s:
+            return waiting
 
         item = Item(model, pair, tune_s, again)
         if pair.ready and not again and not tune_s:
@@ -319,27 +322,27 @@ class Preparing:
         if was_absent:
             self.on_present(backend)
 
-        identity, others = self.backends[backend].identity, 0
+        identity, has_changed = self.backends[backend].identity, False
         for model in self._models():
-            for pair in model.pairs.values():
-                if pair.backend != backend:
+            for pair in [pair for pair in model.pairs.values() if pair.backend == backend]:
+                if pair.identity not in (None, identity):
+                    has_changed = True
+                    self._outdate(model, pair)
+                elif pair.state != "absent":
                     continue
 
-                other = pair.identity is not None and pair.identity != identity
-                others += other
-                if other:
-                    model.forgive_on(backend)
-
-                if other and pair.ready:
-                    pair.state, pair.reason = "waiting", "its driver is another now"
-                    self._on_change(model, pair)
-
-                queued = any(item.pair is pair for item in self._all())
-                if (other or pair.state == "absent") and not queued:
+                if self._item_of(pair) is None:
                     self._add(Item(model, pair))
 
-        if others:
+        if has_changed:
             self._pool.renew(backend)
+
+    def _outdate(self, model: Model, pair: Pair) -> None:
+        """What is known of a pair was found with another driver than the one that is there."""
+        model.forgive_on(pair.backend)
+        if pair.ready:
+            pair.state, pair.reason = "waiting", "its driver is another now"
+            self._on_change(model, pair)
 
     async def _empty_queue(self) -> None:
         while True:
@@ -366,8 +369,7 @@ class Preparing:
         try:
             if item.renew or (facts.state == "absent" and item.followers):
                 item.say("trying the driver")
-                ask = self.proofs.renew if item.renew else self.proofs.ask
-                facts = await ask(pair.backend)
+                facts = await self.proofs.ask(pair.backend, renew=item.renew)
 
             if facts.state in ("absent", "off"):
                 self._is_absent(item, facts)

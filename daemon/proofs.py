@@ -94,24 +94,14 @@ class Proofs:
         """Has all that are absent or have changed tried again, soon. Does not block."""
         self._asked.set()
 
-    async def ask(self, name: str, *, force: bool = False) -> Facts:
-        """Tries a backend that is absent once more, and waits; what was found a moment ago and
-        cannot have changed, and what is known of others, is given as it is. With `force` it is
-        tried in any case."""
+    async def ask(self, name: str, *, force: bool = False, renew: bool = False) -> Facts:
+        """Tries a backend that is absent once more, and waits; with `renew` one that runs, too:
+        its driver may be another now. What was found a moment ago and cannot have changed, and
+        what is known of others, is given as it is. With `force` it is tried in any case."""
+        states = ("absent", "present") if renew else ("absent",)
         async with self._turn:
             facts = self.facts[name]
-            fresh = not force and await self._is_fresh(name)
-            if facts.state == "absent" and not fresh:
-                facts = await self._try_again(name)
-
-            return facts
-
-    async def renew(self, name: str) -> Facts:
-        """Tries a backend once more that runs, or did: its driver may be another now. What was
-        found a moment ago and cannot have changed is given as it is."""
-        async with self._turn:
-            facts = self.facts[name]
-            if facts.state in ("present", "absent") and not await self._is_fresh(name):
+            if facts.state in states and (force or not await self._is_fresh(name)):
                 facts = await self._try_again(name)
 
             return facts
@@ -147,7 +137,7 @@ class Proofs:
             return False
 
         if asked or now == last:
-            await self.renew(name)
+            await self.ask(name, renew=True)
         else:
             self._changing[name] = now
 

@@ -32,6 +32,7 @@ from switchgear.ipc.errors import (
     WorkerDied,
 )
 from switchgear.ipc.record import NO_SLOT, RECORD_BYTES, Flag, Kind, Priority
+from switchgear.ipc.worker import layout_to_json
 
 if TYPE_CHECKING:
     import socket
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from switchgear.daemon.switchboard.place import Seat
     from switchgear.daemon.telemetry.requests import Meter
     from switchgear.daemon.varlink_server import Peer
+    from switchgear.ipc.arena import Layout
 
 MAX_TIMEOUT_S: Final = 86400.0
 # Plain numbers: comparing enumerations is slow, and this is the data plane.
@@ -69,9 +71,7 @@ class Session:
         instance: Instance,
         options: Options,
         arena_fd: int,
-        layout_json: dict[str, object],
-        output_slots: int,
-        arena_bytes: int,
+        layout: Layout,
         route: Callable[[Session, Request], Lane | None],
         retry_after_ms: Callable[[Session], int],
         on_end: Callable[[Session], None],
@@ -82,10 +82,8 @@ class Session:
         self.model: Model = instance.model
         self.options = options
         self.arena_fd = arena_fd
-        self.layout_json = layout_json
-        self.arena_bytes = arena_bytes
-        # Of those, what tensors and headers take.
-        self.filled_bytes = arena_bytes
+        self.layout = layout
+        self.layout_json = layout_to_json(layout)
         self.epoch = 1
         self.answered = 0
         self.lanes: set[Lane] = set()
@@ -109,7 +107,7 @@ class Session:
         self._inputs: list[Request | None] = [None] * options.slots
         self._outputs = [
             Slot.CLIENT if number < options.slots else Slot.SPARE
-            for number in range(output_slots)
+            for number in range(len(layout.outputs))
         ]
         # Unanswered requests by id; of two copies of one, the session's.
         self._requests: dict[int, Request] = {}

@@ -28,7 +28,6 @@ from switchgear.ipc.errors import (
     UnknownModel,
 )
 from switchgear.ipc.slot import TensorSpec
-from switchgear.ipc.worker import layout_to_json
 
 if TYPE_CHECKING:
     from switchgear.daemon.telemetry.requests import Meter
@@ -122,14 +121,11 @@ class Sessions:
             instance,
             options,
             fd,
-            layout_to_json(layout),
-            options.slots + spare,
-            size,
+            layout,
             self._router.route,
             self._router.retry_after_ms,
             self._ended,
         )
-        session.filled_bytes = layout.filled_bytes
         self._next += 1
         if self.meter is not None:
             session.meter = self.meter(model)
@@ -187,7 +183,8 @@ class Sessions:
         del self._sessions[session.identity]
         self._router.ended(session)
         self.answered += session.answered
-        self._give_back(session.peer.uid, session.arena_bytes, session.model, session.instance)
+        size = session.layout.size_bytes
+        self._give_back(session.peer.uid, size, session.model, session.instance)
 
     def _give_back(self, uid: int, size: int, model: Model, instance: Instance) -> None:
         self._count[uid] -= 1

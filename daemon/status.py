@@ -110,5 +110,5 @@ def _session(session: Session) -> dict[str, Any]:
         "in_flight": session.in_flight,
         "answered": session.answered,
         "epoch": session.epoch,
-        "arena_bytes": session.arena_bytes,
+        "arena_bytes": session.layout.size_bytes,
     }

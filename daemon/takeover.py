@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from switchgear.daemon.failure import Failure
+from switchgear.daemon.lane import LOOK_AGAIN_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from switchgear.daemon.pool import Pool
     from switchgear.daemon.router import Target
     from switchgear.daemon.session import Session
-
-# How often a place that was left is looked at again while requests wait there.
-LOOK_AGAIN_S: Final = 0.5
 
 log = logging.getLogger(__name__)
 

@@ -57,11 +57,14 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def begin_child(parent_pid: int, memory_score: int) -> None:
-    """What workers, preparers and validators do first: they end with their parent, give way for
-    memory, and are not dumpable, in this order. Exits at once where the parent has ended."""
+def begin_child(parent_pid: int, memory_score: int = 0) -> None:
+    """What processes of the daemon do first: they end with their parent, give way for memory
+    where they have a score, and are not dumpable, in this order. Exits at once where the parent
+    has ended."""
     die_with_parent(parent_pid)
-    give_way_for_memory(memory_score)
+    if memory_score:
+        give_way_for_memory(memory_score)
+
     set_not_dumpable()
 
 

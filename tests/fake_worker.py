@@ -10,6 +10,7 @@ from switchgear.daemon.lane import Lane
 from switchgear.daemon.lane_settings import LaneSettings
 from switchgear.daemon.options import Options
 from switchgear.daemon.session import Session
+from switchgear.ipc import arena
 from switchgear.ipc.record import Kind, Priority, Record
 
 if TYPE_CHECKING:
@@ -129,9 +130,7 @@ def new_session(
         SimpleNamespace(model=model),  # type: ignore[arg-type]
         Options(slots, on_busy, Priority.NORMAL, ("cpu",), strict=False),
         -1,
-        {},
-        slots + spare,
-        0,
+        arena.plan((), (), slots, slots + spare),
         route or (lambda _session, _request: lane),
         lambda _session: 0,
         lambda _session: None,

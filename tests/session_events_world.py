@@ -23,6 +23,7 @@ from switchgear.daemon.session_events import SessionEvents
 from switchgear.daemon.switchboard.board import Switchboard
 from switchgear.daemon.switchboard.topology import Heat, Part, topology_of
 from switchgear.daemon.thermal.watch import DeviceSensors
+from switchgear.ipc import arena
 from switchgear.ipc.event import EventRecord
 from switchgear.ipc.record import Kind, Precision, Priority, Record
 
@@ -132,9 +133,7 @@ class World:
                 events=events,
             ),
             -1,
-            {},
-            2 * slots,
-            0,
+            arena.plan((), (), slots, 2 * slots),
             lambda _session, _request: None if refuses else self._lane,
             lambda _session: 0,
             lambda _session: None,

@@ -49,6 +49,17 @@ def made(
     return Proofs(["npu"], lambda _: True, lambda _: options, 1.0, on_proven)
 
 
+async def first_proven(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Driver, Proofs, list[bool]]:
+    """A driver that runs, and of each later time that it does: whether it was absent before."""
+    driver, told = Driver(folder / "npu.so"), list[bool]()
+    driver.path.write_text("one")
+    proof = made(driver, monkeypatch, lambda _, was_absent: told.append(was_absent))
+    await proof.first()
+    return driver, proof, told
+
+
 def after_looks(count: int, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Set once the files have been looked at as often."""
     looks, enough = iter(range(1, count + 1)), asyncio.Event()
@@ -159,15 +170,12 @@ def test_a_worker_that_found_another_driver_has_it_tried_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        driver, told = Driver(tmp_path / "npu.so"), list[bool]()
-        driver.path.write_text("one")
-        proof = made(driver, monkeypatch, lambda _, was_absent: told.append(was_absent))
-        await proof.first()
+        driver, proof, told = await first_proven(tmp_path, monkeypatch)
         # It is the one that was found a moment ago.
-        assert (await proof.renew("npu")).identity == {"driver": "one"}
+        assert (await proof.ask("npu", renew=True)).identity == {"driver": "one"}
         assert driver.tried == 1
         driver.path.write_text("another")
-        answers = await asyncio.gather(*(proof.renew("npu") for _ in range(3)))
+        answers = await asyncio.gather(*(proof.ask("npu", renew=True) for _ in range(3)))
         assert [facts.identity for facts in answers] == [{"driver": "another"}] * 3
         assert (driver.tried, told) == (2, [False])
 
@@ -179,15 +187,12 @@ def test_a_driver_that_runs_is_absent_only_where_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: bool, state: str
 ) -> None:
     async def test() -> None:
-        driver, told = Driver(tmp_path / "npu.so"), list[bool]()
-        driver.path.write_text("one")
-        proof = made(driver, monkeypatch, lambda _, was_absent: told.append(was_absent))
-        await proof.first()
+        driver, proof, told = await first_proven(tmp_path, monkeypatch)
         driver.path.unlink()
         driver.settled = settled
-        assert (await proof.renew("npu")).state == proof.facts["npu"].state == state
+        assert (await proof.ask("npu", renew=True)).state == proof.facts["npu"].state == state
         driver.path.write_text("two")
-        assert (await proof.renew("npu")).identity == {"driver": "two"}
+        assert (await proof.ask("npu", renew=True)).identity == {"driver": "two"}
         assert told == [settled]
 
     asyncio.run(test())

@@ -53,11 +53,11 @@ def collect(service: Service, viewer: int | None) -> Iterator[Family]:
         "Requests that are not answered yet.",
         service.sessions.in_flight,
     )
-    arena_bytes = sum(session.arena_bytes for session in sessions)
+    arena_bytes = sum(session.layout.size_bytes for session in sessions)
     yield _single(
         "switchgear_arena_bytes", "Shared memory that sessions hold for tensors.", arena_bytes
     )
-    filled_bytes = sum(session.filled_bytes for session in sessions)
+    filled_bytes = sum(session.layout.filled_bytes for session in sessions)
     yield _single(
         "switchgear_arena_fragmentation_ratio",
         "The share of it between tensors, which are aligned, and slots, which are whole pages.",

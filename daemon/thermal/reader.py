@@ -26,7 +26,7 @@ from switchgear.daemon.thermal.reader_packets import (
     pack_zones,
     unpack_orders,
 )
-from switchgear.ipc.process import die_with_parent, set_not_dumpable
+from switchgear.ipc.process import begin_child
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -148,8 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", type=Path, default=zones.SYSFS_ROOT)
     parser.add_argument("--scales", default="{}", help="JSON: factor to millidegrees by type")
     options = parser.parse_args(arguments)
-    die_with_parent(options.parent)
-    set_not_dumpable()
+    begin_child(options.parent)
     with socket.socket(fileno=options.fd) as connection:
         Reader(connection, Source(options.root, json.loads(options.scales))).run()
 
