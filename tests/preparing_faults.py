@@ -13,6 +13,7 @@ import numpy as np
 from daemon_process import DaemonProcess
 
 from switchgear.client import Client, Model, connect
+from switchgear.client.models import BackendStatus
 
 ENABLED = {"SWITCHGEAR_PREPARE__ENABLED": "true"}
 
@@ -39,6 +40,36 @@ delegate = "{delegate or native_build.delegate()}"
         connect(process.socket) as client,
     ):
         yield process, client
+
+
+@contextmanager
+def device_daemon(
+    folder: Path, backend: str = "opencl", **variables: str
+) -> Iterator[tuple[DaemonProcess, Client]]:
+    """On a real driver; `folder` is its sysfs. `variables` are added to its environment."""
+    config = f'[prepare]\nbackends = ["{backend}"]\n[thermal]\nsysfs_root = "{folder}"\n'
+    with (
+        DaemonProcess(config=config, environment={**ENABLED, **variables}) as process,
+        connect(process.socket) as client,
+    ):
+        yield process, client
+
+
+def install(library: Path, data: bytes) -> None:
+    """A delegate, or what is none, in the place of what was there; nobody finds a part."""
+    aside = library.with_suffix(".new")
+    aside.write_bytes(data)
+    aside.rename(library)
+
+
+def backend_row(client: Client, name: str = "npu") -> BackendStatus:
+    return next(row for row in client.status()["backends"] if row["name"] == name)
+
+
+def pair_state(client: Client) -> str:
+    """Of the one pair of the model `net`."""
+    (pair,) = client.describe("net").pairs
+    return pair.state
 
 
 def frame(model: Model) -> dict[str, Any]:

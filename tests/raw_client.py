@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import array
-import fcntl
 import json
 import mmap
 import os
+import select
 import socket
 import struct
-import termios
 from typing import TYPE_CHECKING, Any, Final
 
 from switchgear.ipc.errors import BY_CODE
@@ -86,13 +85,6 @@ class Control:
 
         if data:
             self.sock.sendall(data)
-
-    @property
-    def unread_bytes(self) -> int:
-        """Of what was sent, and of the kernel's own about it; 0 when the daemon has it all."""
-        count = array.array("i", [0])
-        fcntl.ioctl(self.sock, termios.TIOCOUTQ, count)
-        return count[0]
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
         """The next reply and its descriptors.
@@ -285,6 +277,11 @@ class RawSession:
             found[reply.request_id] = reply
 
         return found
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether a record of the daemon lies in the socket, or its end."""
+        return bool(select.select([self.sock], [], [], 0)[0])
 
     def is_silent(self, wait_s: float = 0.2) -> bool:
         """Whether nothing arrives for a while."""

@@ -8,39 +8,32 @@ from pathlib import Path
 
 import native_build
 import pytest
-from daemon_process import DaemonProcess
 from devices import require_opencl
-from preparing_faults import ENABLED, frame, npu_daemon, until
+from preparing_faults import (
+    backend_row,
+    device_daemon,
+    frame,
+    install,
+    npu_daemon,
+    pair_state,
+    until,
+)
 from small_network import small_network
 
-from switchgear.client import Client, connect
+from switchgear.client import Client
 from switchgear.client.models import BackendStatus
 from switchgear.daemon.cli import doctor_places
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
 
 
-def backend(client: Client, name: str = "npu") -> BackendStatus:
-    return next(row for row in client.status()["backends"] if row["name"] == name)
-
-
 def devices(client: Client) -> set[str]:
     return {row["name"] for row in client.status()["devices"]}
 
 
-def pair_state(client: Client) -> str:
-    return client.describe("net").pairs[0].state
-
-
-def install(library: Path) -> None:
-    aside = library.with_suffix(".new")
-    aside.write_bytes(native_build.delegate().read_bytes())
-    aside.rename(library)
-
-
 def is_absent(client: Client) -> BackendStatus:
-    until(lambda: backend(client)["state"] == "absent")
-    row = backend(client)
+    until(lambda: backend_row(client)["state"] == "absent")
+    row = backend_row(client)
     assert "no such file" in row["reason"]
     return row
 
@@ -57,10 +50,10 @@ def test_a_driver_that_appears_is_found_prepared_for_and_used(tmp_path: Path) ->
             assert session.run(inputs).backend == "cpu"
             until(lambda: devices(client) == {"cpu"})
             proofs = daemon.log_text().count("backend npu is absent")
-            install(library)
+            install(library, native_build.delegate().read_bytes())
             # Nobody says anything: the daemon's own look finds it.
             until(lambda: pair_state(client) == "ready")
-            now = backend(client)
+            now = backend_row(client)
             assert (now["state"], "again" in now) == ("ready", False)
             until(lambda: session.run(inputs).backend == "npu")
             assert devices(client) == {"cpu", "npu"}
@@ -78,7 +71,7 @@ def test_a_reload_asks_at_once(tmp_path: Path) -> None:
         assert "tried again when a driver's files change" in said
         os.kill(daemon.pid, signal.SIGHUP)
         until(lambda: daemon.log_text().count("backend npu is absent") == 2)
-        assert backend(client)["state"] == "absent"
+        assert backend_row(client)["state"] == "absent"
 
 
 def test_a_job_asks_at_once(tmp_path: Path) -> None:
@@ -86,7 +79,7 @@ def test_a_job_asks_at_once(tmp_path: Path) -> None:
     with npu_daemon(delegate=library) as (daemon, client):
         client.load_model(small_network(), "net")
         is_absent(client)
-        install(library)
+        install(library, native_build.delegate().read_bytes())
         assert client.prepare_model("net", ["npu"]).pairs[0].state == "ready"
         assert "backend npu was absent and is there now" in daemon.log_text()
 
@@ -97,19 +90,14 @@ def test_an_opencl_driver_that_is_installed_later_serves(tmp_path: Path) -> None
     require_opencl()
     vendors = tmp_path / "vendors"
     vendors.mkdir()
-    config = f'[prepare]\nbackends = ["opencl"]\n[thermal]\nsysfs_root = "{tmp_path}"\n'
     # The folder of OpenCL's loader, which is empty at first.
-    environment = {**ENABLED, "OCL_ICD_VENDORS": str(vendors)}
-    with (
-        DaemonProcess(config=config, environment=environment) as daemon,
-        connect(daemon.socket) as client,
-    ):
+    with device_daemon(tmp_path, OCL_ICD_VENDORS=str(vendors)) as (_, client):
         client.load_model(small_network(), "net")
-        until(lambda: backend(client, "opencl")["state"] == "absent")
-        assert "opencl:-1001" in backend(client, "opencl")["reason"]
+        until(lambda: backend_row(client, "opencl")["state"] == "absent")
+        assert "opencl:-1001" in backend_row(client, "opencl")["reason"]
         (known,) = list(Path("/etc/OpenCL/vendors").glob("pocl*.icd"))[:1]
         (vendors / known.name).write_bytes(known.read_bytes())
-        until(lambda: backend(client, "opencl")["state"] == "ready")
+        until(lambda: backend_row(client, "opencl")["state"] == "ready")
         model = client.prepare_model("net", ["opencl"], "fp32")
         with client.open_session(model, backends=["opencl"], strict=True) as session:
             assert session.run(frame(model)).backend == "opencl"

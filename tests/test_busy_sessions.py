@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import select
 from typing import TYPE_CHECKING
 
 import pytest
 from daemon_process import DaemonProcess
 from held_worker import held
 from raw_client import Control, error_name
+from worker_deaths import interactive
 
 from switchgear.backends import generate
 from switchgear.ipc.record import Flag, Priority
@@ -66,9 +66,7 @@ def session(control: Control) -> Iterator[RawSession]:
 
 def worker_pid(control: Control) -> int:
     """Of the worker that runs what is no batch."""
-    rows = control.call("GetStatus")["workers"]
-    (pid,) = (int(row["pid"]) for row in rows if row["lane"] == "interactive")
-    return pid
+    return int(interactive(control)["pid"])
 
 
 def count(control: Control, what: str) -> int:
@@ -79,10 +77,6 @@ def count(control: Control, what: str) -> int:
 def until(control: Control, what: str, wanted: int = 1) -> None:
     while count(control, what) < wanted:
         pass
-
-
-def is_answered(session: RawSession) -> bool:
-    return bool(select.select([session.sock], [], [], 0)[0])
 
 
 def names(replies: dict[int, Record]) -> dict[int, str]:
@@ -131,7 +125,7 @@ def test_cancels_beyond_the_spare_slots_wait_for_the_run(
     owned = [0, 1]
     for number in range(1, 9):
         session.infer(number, 0, owned[0])
-        while not count(control, "running") and not is_answered(session):
+        while not count(control, "running") and not session.has_answer:
             pass
 
         session.cancel(number)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import native_build
 import numpy as np
 import pytest
-from preparing_faults import frame, npu_daemon, until, workers
+from preparing_faults import frame, install, npu_daemon, pair_state, until, workers
 from small_network import small_network
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from daemon_process import DaemonProcess
 
     from switchgear.client import Client, Session
@@ -25,17 +28,15 @@ STEADY = "[protocol]\ndry_run = true\n"
 ANOTHER = "backend npu has another driver now"
 
 
-def install(library: Path, build: Path, *, number: int = 0) -> None:
+def replace(library: Path, build: Path, *, number: int = 0) -> None:
     """One build in the place of another; a number makes it another one of the same."""
-    aside = library.with_suffix(".new")
-    aside.write_bytes(build.read_bytes() + bytes(number))
-    aside.rename(library)
+    install(library, build.read_bytes() + bytes(number))
 
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
     path = tmp_path / "delegate.so"
-    install(path, native_build.delegate())
+    replace(path, native_build.delegate())
     return path
 
 
@@ -55,8 +56,16 @@ class Frames:
         return result.backend
 
 
-def pair_state(client: Client) -> str:
-    return client.describe("net").pairs[0].state
+@contextmanager
+def serving(library: Path) -> Iterator[tuple[DaemonProcess, Client, Frames]]:
+    """A daemon whose NPU serves a model, and frames of a session there."""
+    with npu_daemon(STEADY, delegate=library) as (daemon, client):
+        client.load_model(small_network(), "net")
+        model = client.prepare_model("net")
+        inputs = frame(model)
+        with client.open_session(model, backends=["npu", "cpu"]) as session:
+            until(lambda: session.run(inputs).backend == "npu")
+            yield daemon, client, Frames(session, inputs)
 
 
 def kill_worker(client: Client) -> int:
@@ -82,48 +91,33 @@ def is_checked_anew(daemon: DaemonProcess, client: Client, frames: Frames, old: 
 def test_a_worker_that_comes_back_with_another_driver_waits_for_its_check(
     library: Path,
 ) -> None:
-    with npu_daemon(STEADY, delegate=library) as (daemon, client):
-        client.load_model(small_network(), "net")
-        model = client.prepare_model("net")
-        with client.open_session(model, backends=["npu", "cpu"]) as session:
-            until(lambda: session.run(frame(model)).backend == "npu")
-            frames = Frames(session, frame(model))
-            install(library, native_build.delegate(), number=1)
-            old = kill_worker(client)
-            is_checked_anew(daemon, client, frames, old)
-            assert "prepared with driver" in daemon.log_text()
+    with serving(library) as (daemon, client, frames):
+        replace(library, native_build.delegate(), number=1)
+        old = kill_worker(client)
+        is_checked_anew(daemon, client, frames, old)
+        assert "prepared with driver" in daemon.log_text()
 
 
 def test_a_driver_that_is_replaced_behind_a_worker_is_taken_over(library: Path) -> None:
-    with npu_daemon(STEADY, delegate=library) as (daemon, client):
-        client.load_model(small_network(), "net")
-        model = client.prepare_model("net")
-        with client.open_session(model, backends=["npu", "cpu"]) as session:
-            until(lambda: session.run(frame(model)).backend == "npu")
-            frames = Frames(session, frame(model))
-            (row,) = workers(client)
-            install(library, native_build.delegate(), number=1)
-            # Its own look would come later.
-            os.kill(daemon.pid, signal.SIGHUP)
-            is_checked_anew(daemon, client, frames, int(row["pid"]))
+    with serving(library) as (daemon, client, frames):
+        (row,) = workers(client)
+        replace(library, native_build.delegate(), number=1)
+        # Its own look would come later.
+        os.kill(daemon.pid, signal.SIGHUP)
+        is_checked_anew(daemon, client, frames, int(row["pid"]))
 
 
 def test_a_new_driver_that_lies_never_serves(library: Path) -> None:
-    with npu_daemon(STEADY, delegate=library) as (daemon, client):
-        client.load_model(small_network(), "net")
-        model = client.prepare_model("net")
-        with client.open_session(model, backends=["npu", "cpu"]) as session:
-            until(lambda: session.run(frame(model)).backend == "npu")
-            frames = Frames(session, frame(model))
-            install(library, native_build.lying_delegate())
-            kill_worker(client)
-            until(lambda: frames.backend() == "cpu" and pair_state(client) == "absent")
-            (pair,) = client.describe("net").pairs
-            assert "wrong" in pair.reason or "instead of" in pair.reason, pair.reason
-            for _ in range(20):
-                assert frames.backend() == "cpu"
+    with serving(library) as (daemon, client, frames):
+        replace(library, native_build.lying_delegate())
+        kill_worker(client)
+        until(lambda: frames.backend() == "cpu" and pair_state(client) == "absent")
+        (pair,) = client.describe("net").pairs
+        assert "wrong" in pair.reason or "instead of" in pair.reason, pair.reason
+        for _ in range(20):
+            assert frames.backend() == "cpu"
 
-            # The next one is good again.
-            install(library, native_build.delegate(), number=2)
-            os.kill(daemon.pid, signal.SIGHUP)
-            until(lambda: frames.backend() == "npu")
+        # The next one is good again.
+        replace(library, native_build.delegate(), number=2)
+        os.kill(daemon.pid, signal.SIGHUP)
+        until(lambda: frames.backend() == "npu")

@@ -10,11 +10,18 @@ import native_build
 import pytest
 from daemon_process import DaemonProcess
 from devices import require_opencl
-from preparing_faults import ENABLED, frame, npu_daemon, until, workers
+from preparing_faults import (
+    device_daemon,
+    frame,
+    install,
+    npu_daemon,
+    pair_state,
+    until,
+    workers,
+)
 from raw_client import CallFailed, Control
 from small_network import small_network
 
-from switchgear.client import Client, connect
 from switchgear.ipc.errors import ModelQuarantined, NoBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
@@ -55,11 +62,6 @@ def until_gone(daemon: DaemonProcess, pid: int) -> None:
     until(lambda: pid not in daemon.children())
 
 
-def pair_state(client: Client) -> str:
-    (pair,) = client.describe("net").pairs
-    return pair.state
-
-
 def test_a_backend_that_needs_no_prepared_files_serves_on_without_them() -> None:
     with npu_daemon() as (daemon, client):
         client.load_model(small_network(), "net")
@@ -82,11 +84,7 @@ def test_a_backend_that_needs_no_prepared_files_serves_on_without_them() -> None
 @pytest.mark.timeout(600)
 def test_prepared_files_that_vanish_are_made_anew_once_and_serve_again(tmp_path: Path) -> None:
     require_opencl()
-    config = f'[prepare]\nbackends = ["opencl"]\n[thermal]\nsysfs_root = "{tmp_path}"\n'
-    with (
-        DaemonProcess(config=config, environment=ENABLED) as daemon,
-        connect(daemon.socket) as client,
-    ):
+    with device_daemon(tmp_path) as (daemon, client):
         client.load_model(small_network(), "net")
         model = client.prepare_model("net", ["opencl"], "fp32")
         inputs = frame(model)
@@ -163,21 +161,15 @@ def test_the_daemon_stops_though_a_preparer_stands_still(pace: Pace) -> None:
 
 def test_a_strict_session_comes_back_with_its_driver(tmp_path: Path) -> None:
     library = tmp_path / "delegate.so"
-
-    def install(data: bytes) -> None:
-        aside = library.with_suffix(".new")
-        aside.write_bytes(data)
-        aside.rename(library)
-
     good = native_build.delegate().read_bytes()
-    install(good)
+    install(library, good)
     with npu_daemon(delegate=library) as (_, client):
         client.load_model(small_network(), "net")
         model = client.prepare_model("net")
         inputs = frame(model)
         with client.open_session(model, backends=["npu"], strict=True) as session:
             assert session.run(inputs).backend == "npu"
-            install(b"no library")
+            install(library, b"no library")
             os.kill(workers(client)[0]["pid"], signal.SIGKILL)
             until(lambda: not workers(client))
             with pytest.raises(NoBackend) as refused:
@@ -185,7 +177,7 @@ def test_a_strict_session_comes_back_with_its_driver(tmp_path: Path) -> None:
                 session.run(inputs)
 
             assert 0 < int(str(refused.value.details["retry_after_ms"])) <= 30_000
-            install(good)
+            install(library, good)
             client.prepare_model("net", again=True)
             assert session.run(inputs).backend == "npu"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,18 @@ import native_build
 import pytest
 from daemon_process import DaemonProcess
 from devices import require_opencl, require_vulkan
-from preparing_faults import ENABLED, frame, npu_daemon, until, workers
+from preparing_faults import (
+    backend_row,
+    device_daemon,
+    frame,
+    install,
+    npu_daemon,
+    until,
+    workers,
+)
 from small_network import small_network
 
-from switchgear.client import Client, Model, Pair, Session, connect
+from switchgear.client import Client, Model, Pair, Session
 from switchgear.daemon.pair import OWN_WORKER_US
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
@@ -154,9 +160,7 @@ def test_a_search_that_fails_leaves_what_serves(tmp_path: Path) -> None:
         model = client.prepare_model("net")
         kept = files(daemon)
         with client.open_session(model, backends=["npu"], strict=True) as session:
-            aside = library.with_suffix(".new")
-            aside.write_bytes(b"no library")
-            aside.rename(library)
+            install(library, b"no library")
             for _ in range(2):
                 (pair,) = client.prepare_model("net", ["npu"], tune_s=1).pairs
                 assert pair.state == "ready"
@@ -165,33 +169,17 @@ def test_a_search_that_fails_leaves_what_serves(tmp_path: Path) -> None:
                 assert files(daemon) == kept
                 # The second time it is known that new processes do not get it.
                 os.kill(daemon.pid, signal.SIGHUP)
-                until(lambda: npu_state(client) == "absent")
+                until(lambda: backend_row(client)["state"] == "absent")
 
             # Asked whether it still holds, it does not.
             (pair,) = client.prepare_model("net", ["npu"], again=True).pairs
             assert pair.state in ("failed", "absent")
 
 
-def npu_state(client: Client) -> str:
-    return next(row["state"] for row in client.status()["backends"] if row["name"] == "npu")
-
-
 def files(daemon: DaemonProcess) -> dict[str, bytes]:
     folder = daemon.cache_dir / "models"
     found = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
-
-
-@contextmanager
-def device_daemon(
-    folder: Path, backend: str = "opencl"
-) -> Iterator[tuple[DaemonProcess, Client]]:
-    config = f'[prepare]\nbackends = ["{backend}"]\n[thermal]\nsysfs_root = "{folder}"\n'
-    with (
-        DaemonProcess(config=config, environment=ENABLED) as process,
-        connect(process.socket) as client,
-    ):
-        yield process, client
 
 
 def slow_down(daemon: DaemonProcess, model: Model) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from daemon_process import DaemonProcess
 from raw_client import Control
 
+from switchgear.daemon.session_events import unread_bytes
 from switchgear.daemon.varlink_server import (
     MAX_HELD_BYTES_PER_USER,
     MAX_WAITING_CALLS,
@@ -92,7 +93,7 @@ def test_unfinished_messages_of_a_user_have_one_bound() -> None:
                 for _ in range(fitting):
                     control = stack.enter_context(Control(daemon.socket))
                     control.send(part)
-                    while control.unread_bytes:
+                    while unread_bytes(control.sock):
                         time.sleep(POLL_S)
 
                 over = [stack.enter_context(Control(daemon.socket)) for _ in range(3)]

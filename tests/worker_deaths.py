@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,7 @@ def killed_in_a_run(control: Control, session: RawSession, number: signal.Signal
     its signal would kill a worker that has answered meanwhile.
     """
     while not (row := interactive(control))["running"]:
-        if has_answer(session):
+        if session.has_answer:
             return False
 
     pid = row["pid"]
@@ -57,7 +56,7 @@ def killed_in_a_run(control: Control, session: RawSession, number: signal.Signal
         for _ in range(2):
             interactive(control)
 
-        in_time = not has_answer(session)
+        in_time = not session.has_answer
         if in_time:
             # Before it goes on: it does not get back to its run.
             os.kill(pid, number)
@@ -93,8 +92,3 @@ def lost_four_times(
             return error_name(first), error_name(session.receive())
 
         assert error_name(session.receive()) == ""
-
-
-def has_answer(session: RawSession) -> bool:
-    """Whether a record of the daemon lies in the session's socket."""
-    return bool(select.select([session.sock], [], [], 0)[0])
