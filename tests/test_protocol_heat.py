@@ -256,6 +256,34 @@ def test_a_die_that_its_refuge_keeps_warm() -> None:
     assert not it.protocol.admit(NPU, it.now_s).least_energy
 
 
+def test_what_is_closed_for_heat_stays_in_reserve_until_it_is_probed() -> None:
+    it = bench()
+    assert not it.protocol.admit(VULKAN, it.now_s).reserve
+    it.trip(VULKAN)
+    answer = it.protocol.admit(VULKAN, it.now_s)
+    assert (answer.allowed, answer.share, answer.reserve) == (False, 0.0, True)
+    assert not it.protocol.admit(NPU, it.now_s).reserve
+    it.heat(gpu=40.0)
+    while it.phase("gpu") == "open":
+        assert it.protocol.admit(VULKAN, it.now_s).reserve
+        it.run(0.5)
+
+    assert it.phase("gpu") == "half_open"
+    assert not it.protocol.admit(VULKAN, it.now_s).reserve
+
+
+def test_what_failed_is_not_in_reserve() -> None:
+    it = bench()
+    for _ in range(3):
+        it.protocol.failure(VULKAN, "error", "vulkan", -1, it.now_s)
+
+    answer = it.protocol.admit(VULKAN, it.now_s)
+    assert (answer.allowed, answer.reserve) == (False, False)
+    it.trip(OPENCL)
+    assert not it.protocol.admit(VULKAN, it.now_s).reserve, "hot, and failed"
+    assert it.protocol.admit(OPENCL, it.now_s).reserve
+
+
 def test_a_die_that_cools_by_three_degrees_is_left_alone() -> None:
     it = bench()
     it.trip(VULKAN, 66.0)

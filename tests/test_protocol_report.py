@@ -48,6 +48,14 @@ def test_the_whole_sequence() -> None:
     assert (answer.allowed, answer.share) == (True, 1.0)
 
 
+def test_nothing_is_in_reserve() -> None:
+    it = bench()
+    it.heat(gpu=66.0)
+    it.frames(VULKAN, 201, 3)
+    answer = it.protocol.admit(VULKAN, it.now_s)
+    assert (answer.allowed, answer.reserve) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("celsius", "run_ms", "leaves"),
     [(66, 201, True), (65.001, 200.1, True), (65, 201, False), (66, 200, False)],

@@ -20,8 +20,9 @@ from switchgear.daemon.routing.choice import (
     choose,
     decide,
 )
+from switchgear.daemon.routing.estimates import EnergyEstimate
 from switchgear.daemon.routing.policies import BY_NUMBER, POLICIES, policy_of
-from switchgear.daemon.routing.scores import Row, limit_for
+from switchgear.daemon.routing.scores import RESERVE_SHARE, Row, limit_for
 from switchgear.ipc.errors import BadRequest
 from switchgear.ipc.record import Reason
 
@@ -212,10 +213,79 @@ def test_what_may_be_in_time_is_better_than_what_is_surely_late() -> None:
     assert session.choose(0.001) == "cpu"
 
 
-def test_where_no_run_is_short_enough_energy_decides_within_the_tolerance() -> None:
+def test_where_no_run_is_short_enough_the_earliest_answer_decides() -> None:
     session = Session(limit_ms=10.0)
 
+    assert session.choose() == "vulkan"
+
+
+def test_without_a_limit_energy_decides_within_the_tolerance() -> None:
+    session = Session(limit_ms=0.0)
+
     assert session.choose() == "npu"
+
+
+def tripped(limit_ms: float = 50.0) -> Session:
+    """The GPU is in reserve; the CPU answers within 45 ms."""
+    session = Session(limit_ms=limit_ms)
+    vulkan = session.places["vulkan"]
+    vulkan.share, vulkan.state = RESERVE_SHARE, "tripped"
+    session.places = {
+        "vulkan": vulkan,
+        "cpu": candidate("cpu", "cpu", 45.0, 4.2),
+    }
+    return session
+
+
+def test_a_place_in_reserve_has_nothing_that_another_answers_in_time() -> None:
+    session = tripped()
+
+    assert {session.choose(0.033 * number) for number in range(200)} == {"cpu"}
+    assert session.reason is Reason.ONLY_READY
+
+
+@pytest.mark.parametrize("share", [RESERVE_SHARE, 0.125])
+def test_no_energy_is_a_reason_to_take_more_than_the_share(share: float) -> None:
+    session = tripped()
+    session.places["vulkan"].share = share
+    session.places["cpu"].energy = EnergyEstimate(1e6)
+
+    found = [session.choose(0.033 * number) for number in range(80)]
+
+    assert found.count("vulkan") == int(80 * share)
+
+
+def test_a_place_in_reserve_has_what_no_other_answers_in_time() -> None:
+    session = tripped()
+    session.places["cpu"].load.started(45.0, 0.0)
+
+    assert session.choose(0.001) == "vulkan"
+    assert session.reason is Reason.FASTEST
+
+    # It moves nobody's home.
+    session.places["cpu"].load.clear()
+    assert session.choose(0.05) == "cpu"
+
+
+@pytest.mark.parametrize(("gpu_ms", "backend"), [(70.0, "cpu"), (50.0, "vulkan")])
+def test_where_all_are_late_a_place_in_reserve_is_one_of_them(
+    gpu_ms: float, backend: str
+) -> None:
+    session = tripped(limit_ms=20.0)
+    session.places["vulkan"].estimate = measured(gpu_ms)
+    session.places["cpu"].load.queued(15.0)
+
+    assert session.choose() == backend
+
+
+def test_a_place_in_reserve_has_no_turn_and_no_copy() -> None:
+    session = tripped()
+    session.context.hedge = True
+    places = tuple(session.places.values())
+
+    for number in range(200):
+        verdict = choose(places, session.policy, session.context, 0.033 * number)
+        assert (places[verdict.chosen].key, verdict.hedge) == ("cpu", -1)
 
 
 def test_heat_turns_performance_to_what_lasts() -> None:
@@ -313,7 +383,7 @@ def rows(draw: st.DrawFn) -> tuple[Row, ...]:
     count = draw(st.integers(1, 5))
     found = []
     for number in range(count):
-        share = draw(st.sampled_from([0.0, 0.125, 0.5, 1.0]))
+        share = draw(st.sampled_from([0.0, RESERVE_SHARE, 0.125, 0.5, 1.0]))
         found.append(
             Row(
                 f"place{number}",

@@ -20,6 +20,7 @@ from switchgear.daemon.routing.ring import (
     load,
     replay,
 )
+from switchgear.daemon.routing.scores import RESERVE_SHARE
 
 
 def filled(ring: DecisionRing, decisions: int) -> list[int]:
@@ -141,6 +142,16 @@ def test_a_policy_says_what_it_weighed() -> None:
 
     assert "npu chosen" in text
     assert "77.5 mJ, within 50 ms (max_efficiency)" in text
+
+
+def test_a_place_in_reserve_is_said_with_what_closed_it() -> None:
+    causes = {"vulkan": "it is too warm"}
+    idle = explain(decided(gpu_share=RESERVE_SHARE), causes)
+    assert idle.startswith("vulkan is recovering: it is too warm; npu chosen")
+
+    busy = explain(decided(gpu_share=RESERVE_SHARE, npu_share=0.0, wait_ms=9.0), causes)
+    assert "vulkan is recovering: it is too warm" in busy
+    assert "vulkan chosen: 28 ms expected + 0 ms queue, no other place answers in time" in busy
 
 
 def test_a_share_is_said() -> None:

@@ -111,6 +111,7 @@ def admit(
         own.probe,
         least_energy,
         shed_low,
+        own.soft and share == 0.0 and not own.probe and record.state.constants.reserve,
     )
 
 

@@ -29,7 +29,8 @@ class Admission(NamedTuple):
     `share` is the part of the frames it may be given at most, 0 to 1. `state` and `reason` are
     for people. `probe`: it is being probed and takes no live frames. `least_energy`: choose by
     energy per inference, for the hot device does not cool at its refuge. `shed_low`: only
-    higher priorities are served here.
+    higher priorities are served here. `reserve`: closed for heat or slowness alone, it may
+    have those with a limit that no other place answers in time.
     """
 
     allowed: bool
@@ -39,6 +40,7 @@ class Admission(NamedTuple):
     probe: bool = False
     least_energy: bool = False
     shed_low: bool = False
+    reserve: bool = False
 
 
 ADMITTED: Final = Admission(True, 1.0, "normal", "")

@@ -58,6 +58,7 @@ class Constants:
     )
     refuge_share: float = _number(1 / 4, "of frames", "what a hot device may still be given")
     start_open: bool = _number(True, "", "a device that is warm at the start was in use")
+    reserve: bool = _number(True, "", "closed for heat, it has what is late everywhere else")
 
     # Hold
     hold_s: float = _number(120.0, "s", "time constants of 20 to 60 s, twice over")
@@ -149,6 +150,7 @@ def report() -> Constants:
         good_probes=1,
         ramp_shares=(),
         shedding=False,
+        reserve=False,
         refuge_faster=False,
         degrade_always=True,
         trial=False,

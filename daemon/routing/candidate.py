@@ -16,7 +16,8 @@ class Candidate:
 
     `estimate`, `energy` and `load` are shared with whoever measures. The owner sets `share`,
     `state`, `headroom_c` and `switch_ms` before a choice, as far as they changed. A share below
-    1 is kept by counting: one in 8 requests is every eighth.
+    1 is kept by counting: one in 8 requests is every eighth. A place in reserve has the share
+    `RESERVE_SHARE`.
     """
 
     __slots__ = (

@@ -10,6 +10,7 @@ from switchgear.daemon.routing.scores import (
     MARGIN_SPREADS,
     Row,
     late_scores,
+    lateness_of,
     limit_for,
     scores_of,
 )
@@ -47,9 +48,12 @@ _TRIPPED: Final = int(Reason.TRIPPED)
 _DEGRADED: Final = int(Reason.DEGRADED)
 _PROBE: Final = int(Reason.PROBE)
 _NO_REASON: Final = int(Reason.NONE)
-# A share (shedding, ramping) is kept where another place answers in time, or late by less than
-# this score, a millisecond; it is no reason to be late or to refuse a request.
+# A share (shedding, ramping, none at all in reserve) is kept where another place answers in
+# time, or late by less than this score, a millisecond; it is no reason to be late or to refuse
+# a request.
 OFF_TURN: Final = LATE_WEIGHT
+# The same where every place is late, and scores are milliseconds.
+OFF_TURN_LATE_MS: Final = 1.0
 # The protocol's word for a pair that its backend refuses.
 UNSUPPORTED_STATES: Final = frozenset({"degraded", "unsupported"})
 
@@ -148,13 +152,15 @@ def decide(inputs: Inputs, policy: Policy) -> Verdict:
         return Verdict(0 if rows[0].open else NONE, reason, NONE, home, since_s)
 
     limit_ms = limit_for(rows, policy, limit_ms)
-    if limit_ms == inputs.limit_ms and _all_late(rows, limit_ms):
+    late = limit_ms == inputs.limit_ms and _all_late(rows, limit_ms)
+    if late:
         scores = late_scores(rows, limit_ms)
     else:
         scores = scores_of(rows, policy, limit_ms, case_headroom_c, home)
 
     best = all_best = at_home = NONE
     best_score = all_score = inf
+    off_turn = False
     for index, score in enumerate(scores):
         row = rows[index]
         if score < all_score:
@@ -163,11 +169,17 @@ def decide(inputs: Inputs, policy: Policy) -> Verdict:
         if row[3]:
             if score < best_score:
                 best, best_score = index, score
-        elif row[2] > 0.0 and score + OFF_TURN < best_score:
-            best, best_score = index, score + OFF_TURN
+        elif row[2] > 0.0:
+            off_turn = True
 
         if row[0] == home:
             at_home = index
+
+    if off_turn:
+        if late:
+            best = _off_turn(rows, scores, best, scores, OFF_TURN_LATE_MS)
+        else:
+            best = _off_turn(rows, scores, best, lateness_of(rows, limit_ms), OFF_TURN)
 
     if best == NONE:
         return Verdict(NONE, _NO_REASON, NONE, home, since_s)
@@ -210,6 +222,33 @@ def _all_late(rows: Sequence[Row], limit_ms: float) -> bool:
             return False
 
     return True
+
+
+def _off_turn(
+    rows: Sequence[Row],
+    scores: Sequence[float],
+    best: int,
+    lateness: Sequence[float],
+    kept: float,
+) -> int:
+    """The best row, with those that take a share but not this request where every open one is
+    late by more than theirs and `kept`: no energy that they save is a reason."""
+    least = inf
+    for index, row in enumerate(rows):
+        if row[3] and lateness[index] < least:
+            least = lateness[index]
+
+    best_score = scores[best] if best != NONE else inf
+    for index, row in enumerate(rows):
+        if (
+            not row[3]
+            and row[2] > 0.0
+            and lateness[index] + kept < least
+            and scores[index] + kept < best_score
+        ):
+            best, best_score = index, scores[index] + kept
+
+    return best
 
 
 def _leave(
@@ -267,7 +306,7 @@ def _reason(rows: Sequence[Row], chosen: int, all_best: int) -> int:
             if other[5] + other[6] + other[8] < done_ms:
                 fastest = False
 
-    if open_rows == 1:
+    if open_rows == 1 and row[3]:
         return _ONLY_READY
 
     return _FASTEST if fastest else _POLICY

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from switchgear.daemon.routing.policies import BY_NUMBER
-from switchgear.daemon.routing.scores import limit_for
+from switchgear.daemon.routing.scores import RESERVE_SHARE, limit_for
 from switchgear.ipc.record import Reason
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def explain(entry: Entry, causes: Mapping[str, str] | None = None) -> str:
     causes = causes or {}
     parts = []
     for index, row in enumerate(inputs.rows):
-        if row.share <= 0.0 and index != verdict.chosen:
+        in_reserve = row.share == RESERVE_SHARE
+        if in_reserve or (row.share <= 0.0 and index != verdict.chosen):
             cause = causes.get(row.key, "")
             parts.append(f"{row.key} is {row.state}" + (f": {cause}" if cause else ""))
         elif not row.open and index != verdict.chosen:
@@ -91,6 +92,9 @@ def _expected(row: Row) -> str:
 def _why(entry: Entry) -> str:
     inputs, verdict = entry.inputs, entry.verdict
     chosen = inputs.rows[verdict.chosen]
+    if chosen.share == RESERVE_SHARE:
+        return "no other place answers in time, and it answers earlier"
+
     reason = Reason(verdict.reason)
     if reason is not Reason.POLICY:
         return _WHY.get(reason, reason.name.lower())

@@ -23,16 +23,19 @@ NEAR_LIMIT_C: Final = 10.0
 # And within this where the session does not run: what was left for heat is not taken up again
 # at the same temperature.
 NEAR_ELSEWHERE_C: Final = 15.0
+# The share of a place in reserve, above 0: it never has a turn of its own.
+RESERVE_SHARE: Final = 1e-9
 
 
 class Row(NamedTuple):
     """One candidate at the moment of a choice; everything that the choice depends on.
 
     `key` names the pair's place (`vulkan/fp16`), `kind` its device's kind. `share` is the part
-    of the requests that the protocol lets it have, `open` whether this one is among them,
-    `state` the protocol's word for it. Waits, service, spread and switch are milliseconds,
-    `energy_mj` is per inference, `headroom_c` degrees to the device's limit (infinite without a
-    reading), `unseen_s` the time since its last measured run (infinite for a prior).
+    of the requests that the protocol lets it have (`RESERVE_SHARE`: none but what no other
+    answers in time), `open` whether this one is among them, `state` the protocol's word for
+    it. Waits, service, spread and switch are milliseconds, `energy_mj` is per inference,
+    `headroom_c` degrees to the device's limit (infinite without a reading), `unseen_s` the time
+    since its last measured run (infinite for a prior).
     """
 
     key: str
@@ -52,26 +55,18 @@ class Row(NamedTuple):
 def limit_for(rows: Sequence[Row], policy: Policy, limit_ms: float) -> float:
     """Up to when an answer is in time, in ms from now; infinite where no row is.
 
-    The session's own limit where a candidate could keep it, were it not for its queue: while it
-    has one, all are late and the earliest is best. Where no run is short enough, or there is no
-    limit (0), what is in time is relative to the earliest.
+    The session's own limit: where no row can keep it all are late, and the earliest is best.
+    Without one (0) what is in time is relative to the earliest.
     """
-    lucky_least = sure_least = inf
-    for row in rows:
-        if row[2] <= 0.0:
-            continue
-
-        _, _, _, _, _, wait, service, spread, switch, _, _, _ = row
-        margin_ms = MARGIN_SPREADS * spread
-        run_ms = service + switch
-        if run_ms - margin_ms < lucky_least:
-            lucky_least = run_ms - margin_ms
-
-        if wait + run_ms + margin_ms < sure_least:
-            sure_least = wait + run_ms + margin_ms
-
-    if limit_ms and lucky_least <= limit_ms:
+    if limit_ms:
         return limit_ms
+
+    sure_least = inf
+    for row in rows:
+        if row[2] > 0.0:
+            sure_ms = row[5] + row[6] + row[8] + MARGIN_SPREADS * row[7]
+            if sure_ms < sure_least:
+                sure_least = sure_ms
 
     return policy.tolerance * sure_least
 
@@ -123,17 +118,29 @@ def scores_of(
             score *= policy.prefer_factor
 
         margin_ms = MARGIN_SPREADS * spread
-        over_ms = done_ms + margin_ms - limit_ms
-        if over_ms > 0.0:
-            late_ms = done_ms - limit_ms
-            if late_ms >= margin_ms:
-                score += (LATE_REQUEST_MS + late_ms) * LATE_WEIGHT
-            else:
-                # Somewhere between surely in time and surely late.
-                score += LATE_REQUEST_MS * over_ms / (2.0 * margin_ms) * LATE_WEIGHT
-                if late_ms > 0.0:
-                    score += late_ms * LATE_WEIGHT
+        if done_ms + margin_ms > limit_ms:
+            score += _lateness(done_ms - limit_ms, margin_ms)
 
         scores.append(score)
 
     return scores
+
+
+def lateness_of(rows: Sequence[Row], limit_ms: float) -> list[float]:
+    """The part of each row's score that is for being late; 0 where it is surely in time."""
+    return [
+        _lateness(row[5] + row[6] + row[8] - limit_ms, MARGIN_SPREADS * row[7]) for row in rows
+    ]
+
+
+def _lateness(late_ms: float, margin_ms: float) -> float:
+    """Of an answer expected `late_ms` after the limit, give or take the margin."""
+    if late_ms <= -margin_ms:
+        return 0.0
+
+    if late_ms >= margin_ms:
+        return (LATE_REQUEST_MS + late_ms) * LATE_WEIGHT
+
+    # Somewhere between surely in time and surely late.
+    score = LATE_REQUEST_MS * (late_ms + margin_ms) / (2.0 * margin_ms) * LATE_WEIGHT
+    return score + late_ms * LATE_WEIGHT if late_ms > 0.0 else score

@@ -13,6 +13,7 @@ from switchgear.daemon.routing.choice import choose
 from switchgear.daemon.routing.estimates import EnergyEstimate, LaneLoad, ServiceEstimate
 from switchgear.daemon.routing.policies import DEFAULT_POLICY, policy_of
 from switchgear.daemon.routing.ring import DecisionRing
+from switchgear.daemon.routing.scores import RESERVE_SHARE
 from switchgear.daemon.simulation.device import SKIN
 from switchgear.daemon.simulation.driven import Driven, topology_of
 from switchgear.daemon.simulation.metrics import limit_of
@@ -20,6 +21,7 @@ from switchgear.daemon.simulation.metrics import limit_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from switchgear.daemon.protocol.answers import Admission
     from switchgear.daemon.protocol.topology import PairKey
     from switchgear.daemon.simulation.run import Frame, Simulation
     from switchgear.daemon.simulation.scenario import BackendModel
@@ -73,7 +75,7 @@ class Ours(Driven):
         down = self._simulation.down
         for candidate in candidates:
             answer = self.protocol.admit(self._pairs[candidate.key], now_s)
-            candidate.share = 0.0 if candidate.key in down else answer.share
+            candidate.share = 0.0 if candidate.key in down else self._share(answer)
             candidate.state = answer.state
             if answer.least_energy:
                 policy = self._least_energy
@@ -129,6 +131,9 @@ class Ours(Driven):
             EnergyEstimate(model.busy_w, energy_mj),
             self._loads[model.device],
         )
+
+    def _share(self, answer: Admission) -> float:
+        return RESERVE_SHARE if answer.reserve and self._context.limit_ms else answer.share
 
     def _slow_ms(self, fps: float, factor: float) -> Mapping[str, float]:
         """The app's own limit: what keeps up with its frames is not too slow for it."""

@@ -20,6 +20,7 @@ from switchgear.daemon.routing.choice import Inputs, choose
 from switchgear.daemon.routing.estimates import EnergyEstimate, ServiceEstimate
 from switchgear.daemon.routing.policies import policy_of
 from switchgear.daemon.routing.ring import DecisionRing
+from switchgear.daemon.routing.scores import RESERVE_SHARE
 from switchgear.daemon.switchboard.place import Place, Row, Seat
 from switchgear.daemon.switchboard.topology import device_of
 from switchgear.ipc.errors import DOMAIN_NAMES
@@ -281,8 +282,13 @@ class Switchboard:
 
     @staticmethod
     def _share(answer: Admission, request: Request) -> float:
-        if answer.shed_low and request.priority == _LOW:
+        low = request.priority == _LOW
+        if answer.shed_low and low:
             return 0.0
+
+        # Low priorities are what heat takes first: nothing is in reserve for them.
+        if answer.reserve and not low and request.deadline_ns < _FAR_NS:
+            return RESERVE_SHARE
 
         return answer.share if answer.allowed else 0.0
 
@@ -303,7 +309,7 @@ class Switchboard:
         own = session.identity if seat.limits is not None else 0
         among = [other.place.key for other in seat.rows]
         answer = self.protocol.admit(row.place.key, monotonic(), session=own, among=among)
-        if self._share(answer, request) <= 0:
+        if not answer.allowed or self._share(answer, request) <= 0:
             return False
 
         request.place, request.reason = row.place, int(Reason.ONLY_READY)
