@@ -110,6 +110,28 @@ def test_also_where_there_is_one_device(events: list[Any], backend: str) -> None
         assert it.protocol.admit(key, it.now_s).share == 1.0, event
 
 
+@many
+@given(st.lists(all_events, max_size=40))
+def test_only_what_is_closed_for_heat_or_slowness_is_in_reserve(events: list[Any]) -> None:
+    it = machine()
+    for event in events:
+        apply(it, event)
+        for key in (*KEYS, int4()):
+            answer = it.protocol.admit(key, it.now_s)
+            device = BACKENDS[key.backend]
+            levels = (
+                it.protocol.device_state(device).breaker,
+                it.protocol.backend_state(key.backend).breaker,
+                it.protocol.pair_state(key).breaker,
+            )
+            causes = {
+                b.cause for b in levels if b.phase in ("open", "half_open", "quarantined")
+            }
+            probed = any(b.phase == "half_open" for b in levels)
+            heat_alone = not answer.allowed and causes <= {"heat", "slow"}
+            assert answer.reserve is (heat_alone and not probed), event
+
+
 @few
 @given(st.lists(all_events, max_size=40))
 def test_nothing_is_stuck(events: list[Any]) -> None:
