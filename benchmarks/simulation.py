@@ -1,7 +1,10 @@
 """The simulator's bars: the phone for many seeds, and random devices.
 
-    ./dev bench simulation [--quick] [--jobs N] [--seeds N] [--devices N] [--json FILE]
+    ./dev bench simulation [--quick] [--jobs N] [--seeds N] [--devices N] [--draw SEED]
+        [--json FILE]
 
+`--draw` takes other random devices than the scenario's own; 0 seeds leave the phone out,
+0 devices the random ones.
 `--quick` takes 2 seeds of 10 minutes and 20 devices of 5 minutes, and says so in each line. The
 whole thing takes about an hour of one core.
 """
@@ -94,9 +97,11 @@ def bars(
     figures.add(f"{title}: energy", energy, "mJ/frame", how=how)
 
 
-def many(figures: Figures, count: int, minutes: float | None, jobs: int) -> None:
+def many(
+    figures: Figures, count: int, minutes: float | None, jobs: int, draw: int | None
+) -> None:
     """Every policy on each random device; the share on which ours is good."""
-    devices = random_devices(SCENARIOS / "random.toml", count=count)
+    devices = random_devices(SCENARIOS / "random.toml", draw, count)
     if minutes is not None:
         devices = [dataclasses.replace(device, duration_s=minutes * 60.0) for device in devices]
 
@@ -121,6 +126,9 @@ def many(figures: Figures, count: int, minutes: float | None, jobs: int) -> None
             )
 
     how = f"{count} devices, {devices[0].duration_s / 60:g} minutes, 30 fps"
+    if draw is not None:
+        how += f", draw {draw}"
+
     share = 100.0 * good / count
     figures.add(
         f"random devices: best or within {WITHIN_SHARE:.0%}",
@@ -149,13 +157,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--devices", type=int)
+    parser.add_argument("--draw", type=int, metavar="SEED")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(arguments)
     figures = Figures()
-    seeds = options.seeds or (2 if options.quick else SEEDS)
-    phone(figures, seeds, 10.0 if options.quick else 30.0, options.jobs)
-    count = options.devices or (20 if options.quick else DEVICES)
-    many(figures, count, 5.0 if options.quick else None, options.jobs)
+    quick = options.quick
+    seeds = (2 if quick else SEEDS) if options.seeds is None else options.seeds
+    if seeds:
+        phone(figures, seeds, 10.0 if quick else 30.0, options.jobs)
+
+    count = (20 if quick else DEVICES) if options.devices is None else options.devices
+    if count:
+        many(figures, count, 5.0 if quick else None, options.jobs, options.draw)
+
     return figures.finish(options.json)
 
 
