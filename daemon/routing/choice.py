@@ -152,7 +152,7 @@ def decide(inputs: Inputs, policy: Policy) -> Verdict:
         return Verdict(0 if rows[0].open else NONE, reason, NONE, home, since_s)
 
     limit_ms = limit_for(rows, policy, limit_ms)
-    late = limit_ms == inputs.limit_ms and _all_late(rows, limit_ms)
+    late = bool(inputs.limit_ms) and _all_late(rows, limit_ms)
     if late:
         scores = late_scores(rows, limit_ms)
     else:
@@ -176,10 +176,9 @@ def decide(inputs: Inputs, policy: Policy) -> Verdict:
             at_home = index
 
     if off_turn:
-        if late:
-            best = _off_turn(rows, scores, best, scores, OFF_TURN_LATE_MS)
-        else:
-            best = _off_turn(rows, scores, best, lateness_of(rows, limit_ms), OFF_TURN)
+        lateness = scores if late else lateness_of(rows, limit_ms)
+        kept = OFF_TURN_LATE_MS if late else OFF_TURN
+        best = _off_turn(rows, scores, best, lateness, kept)
 
     if best == NONE:
         return Verdict(NONE, _NO_REASON, NONE, home, since_s)
