@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import native_build
+from replaced_file import replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,16 +39,11 @@ delegate = "{native_build.delegate()}"
 latency_file = "{self._latency}"
 """
 
-    def _replace(self, path: Path, text: str) -> None:
-        aside = path.with_suffix(".new")
-        aside.write_text(text)
-        aside.rename(path)
-
     def temperature(self, celsius: float) -> None:
-        self._replace(self._zone, f"{celsius * 1000:.0f}\n")
+        replace_file(self._zone, b"%.0f\n" % (celsius * 1000))
 
     def pace(self, latency_us: int) -> None:
-        self._replace(self._latency, f"{latency_us}\n")
+        replace_file(self._latency, b"%d\n" % latency_us)
 
 
 def wait_for_device(client: Client, name: str) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import native_build
-import numpy as np
 from daemon_process import DaemonProcess
 
-from switchgear.client import Client, Model, connect
+from switchgear.client import Client, connect
 from switchgear.client.models import BackendStatus
 
 ENABLED = {"SWITCHGEAR_PREPARE__ENABLED": "true"}
@@ -55,13 +54,6 @@ def device_daemon(
         yield process, client
 
 
-def install(library: Path, data: bytes) -> None:
-    """A delegate, or what is none, in the place of what was there; nobody finds a part."""
-    aside = library.with_suffix(".new")
-    aside.write_bytes(data)
-    aside.rename(library)
-
-
 def backend_row(client: Client, name: str = "npu") -> BackendStatus:
     return next(row for row in client.status()["backends"] if row["name"] == name)
 
@@ -70,14 +62,6 @@ def pair_state(client: Client) -> str:
     """Of the one pair of the model `net`."""
     (pair,) = client.describe("net").pairs
     return pair.state
-
-
-def frame(model: Model) -> dict[str, Any]:
-    draw = np.random.default_rng(3)
-    return {
-        tensor.name: draw.uniform(-1, 1, tensor.shape).astype(np.float32)
-        for tensor in model.inputs
-    }
 
 
 def until(condition: Callable[[], Any]) -> Any:

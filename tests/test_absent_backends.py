@@ -12,12 +12,12 @@ from devices import require_opencl
 from preparing_faults import (
     backend_row,
     device_daemon,
-    frame,
-    install,
     npu_daemon,
     pair_state,
     until,
 )
+from random_frame import frame
+from replaced_file import replace_file
 from small_network import small_network
 
 from switchgear.client import Client
@@ -50,7 +50,7 @@ def test_a_driver_that_appears_is_found_prepared_for_and_used(tmp_path: Path) ->
             assert session.run(inputs).backend == "cpu"
             until(lambda: devices(client) == {"cpu"})
             proofs = daemon.log_text().count("backend npu is absent")
-            install(library, native_build.delegate().read_bytes())
+            replace_file(library, native_build.delegate().read_bytes())
             # Nobody says anything: the daemon's own look finds it.
             until(lambda: pair_state(client) == "ready")
             now = backend_row(client)
@@ -79,7 +79,7 @@ def test_a_job_asks_at_once(tmp_path: Path) -> None:
     with npu_daemon(delegate=library) as (daemon, client):
         client.load_model(small_network(), "net")
         is_absent(client)
-        install(library, native_build.delegate().read_bytes())
+        replace_file(library, native_build.delegate().read_bytes())
         assert client.prepare_model("net", ["npu"]).pairs[0].state == "ready"
         assert "backend npu was absent and is there now" in daemon.log_text()
 

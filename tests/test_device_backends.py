@@ -6,12 +6,12 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import native_build
 import numpy as np
 import pytest
 from daemon_process import DaemonProcess
+from random_frame import frame
 from small_network import small_network
 
 from switchgear.client import Client, Model, Pair, connect
@@ -53,14 +53,6 @@ def prepared(client: Client) -> tuple[Model, Pair]:
     model = client.prepare_model("net", ["npu"])
     (pair,) = [pair for pair in model.pairs if pair.backend == "npu"]
     return model, pair
-
-
-def frame(model: Model, seed: int = 1) -> dict[str, Any]:
-    draw = np.random.default_rng(seed)
-    return {
-        tensor.name: draw.uniform(-1, 1, tensor.shape).astype(np.float32)
-        for tensor in model.inputs
-    }
 
 
 def the_cpu_still_serves(client: Client, model: Model) -> None:
@@ -109,13 +101,13 @@ def test_the_answers_are_those_of_the_cpu(good: tuple[Client, Model, Pair]) -> N
 def test_the_lowest_precision_is_kept(good: tuple[Client, Model, Pair]) -> None:
     client, model, _ = good
     with client.open_session(model, backends=["npu"], strict=True, precision="fp32") as session:
-        assert session.run(frame(model)).precision == "fp32"
+        assert session.run(frame(model, 1)).precision == "fp32"
 
 
 def test_a_worker_that_is_killed_costs_one_retry(good: tuple[Client, Model, Pair]) -> None:
     client, model, _ = good
     with client.open_session(model, backends=["npu", "cpu"], policy="prefer_npu") as session:
-        inputs = frame(model)
+        inputs = frame(model, 1)
         while session.run(inputs).backend != "npu":
             pass
 

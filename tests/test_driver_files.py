@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from replaced_file import replace_file
 
 from switchgear.backends import driver_files
 from switchgear.backends.driver_files import signature
@@ -44,9 +45,7 @@ def test_each_part_of_a_driver_counts(tmp_path: Path, variables: dict[str, str])
     library.parent.mkdir()
     library.write_bytes(b"one")
     assert changed()
-    aside = library.with_suffix(".new")
-    aside.write_bytes(b"two")
-    aside.rename(library)
+    replace_file(library, b"two")
     assert changed()
     # A Vulkan driver.
     mesa = tmp_path / "elsewhere" / "mesa.so"

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import native_build
 import numpy as np
 import pytest
-from preparing_faults import frame, install, npu_daemon, pair_state, until, workers
+from preparing_faults import npu_daemon, pair_state, until, workers
+from random_frame import frame
+from replaced_file import replace_file
 from small_network import small_network
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ ANOTHER = "backend npu has another driver now"
 
 def replace(library: Path, build: Path, *, number: int = 0) -> None:
     """One build in the place of another; a number makes it another one of the same."""
-    install(library, build.read_bytes() + bytes(number))
+    replace_file(library, build.read_bytes() + bytes(number))
 
 
 @pytest.fixture

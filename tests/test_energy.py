@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from daemon_process import DaemonProcess
 from power_tree import RANGE_UJ, add_powercap
+from replaced_file import replace_file
 
 from switchgear.backends.generate.identity import identity
 from switchgear.client import connect
@@ -333,9 +334,7 @@ class Machine(threading.Thread):
             now_s = monotonic()
             energy_uj += (6e6 if self.busy else 1e6) * (now_s - last_s)
             last_s = now_s
-            aside = self._counter.with_suffix(".new")
-            aside.write_text(f"{energy_uj:.0f}\n")
-            aside.rename(self._counter)
+            replace_file(self._counter, b"%.0f\n" % energy_uj)
 
     def stop(self) -> None:
         self._end.set()

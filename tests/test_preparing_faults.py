@@ -12,14 +12,14 @@ from daemon_process import DaemonProcess
 from devices import require_opencl
 from preparing_faults import (
     device_daemon,
-    frame,
-    install,
     npu_daemon,
     pair_state,
     until,
     workers,
 )
+from random_frame import frame
 from raw_client import CallFailed, Control
+from replaced_file import replace_file
 from small_network import small_network
 
 from switchgear.ipc.errors import ModelQuarantined, NoBackend
@@ -42,9 +42,7 @@ class Pace:
         self._set(2_000_000_000)
 
     def _set(self, microseconds: int) -> None:
-        aside = self._path.with_suffix(".new")
-        aside.write_text(f"{microseconds}\n")
-        aside.replace(self._path)
+        replace_file(self._path, b"%d\n" % microseconds)
 
 
 @pytest.fixture
@@ -162,14 +160,14 @@ def test_the_daemon_stops_though_a_preparer_stands_still(pace: Pace) -> None:
 def test_a_strict_session_comes_back_with_its_driver(tmp_path: Path) -> None:
     library = tmp_path / "delegate.so"
     good = native_build.delegate().read_bytes()
-    install(library, good)
+    replace_file(library, good)
     with npu_daemon(delegate=library) as (_, client):
         client.load_model(small_network(), "net")
         model = client.prepare_model("net")
         inputs = frame(model)
         with client.open_session(model, backends=["npu"], strict=True) as session:
             assert session.run(inputs).backend == "npu"
-            install(library, b"no library")
+            replace_file(library, b"no library")
             os.kill(workers(client)[0]["pid"], signal.SIGKILL)
             until(lambda: not workers(client))
             with pytest.raises(NoBackend) as refused:
@@ -177,7 +175,7 @@ def test_a_strict_session_comes_back_with_its_driver(tmp_path: Path) -> None:
                 session.run(inputs)
 
             assert 0 < int(str(refused.value.details["retry_after_ms"])) <= 30_000
-            install(library, good)
+            replace_file(library, good)
             client.prepare_model("net", again=True)
             assert session.run(inputs).backend == "npu"
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from daemon_process import DaemonProcess
 from npu_rig import Rig, wait_for_device
+from random_frame import frame
 from small_network import small_network
 
 from switchgear.client import Client, Model, Session, connect
@@ -53,14 +53,6 @@ def slow_npu(folder: Path) -> Iterator[tuple[Client, Model, Rig]]:
         model = client.prepare_model("net")
         assert wait_for_device(client, "npu")["reading"] == "none"
         yield client, model, rig
-
-
-def frame(model: Model) -> dict[str, Any]:
-    draw = np.random.default_rng(3)
-    return {
-        tensor.name: draw.uniform(-1, 1, tensor.shape).astype(np.float32)
-        for tensor in model.inputs
-    }
 
 
 class HeldUp(Exception):

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from cli_command import switchgear, switchgear_json
 from daemon_process import DaemonProcess
 from held_worker import held
 from npu_rig import Rig, wait_for_device, wait_for_reading, wait_for_temperature
+from preparing_faults import workers
+from random_frame import frame
 from small_network import small_network
 
-from switchgear.client import Client, Model, Result, Session, connect
+from switchgear.client import Client, Result, Session, connect
 from switchgear.ipc.errors import BadRequest, DeadlineExceeded, NoBackend, PermissionDenied
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
@@ -42,14 +43,6 @@ def client(rig: Rig) -> Iterator[Client]:
         assert model.pairs[0].state == "ready", model.pairs[0].reason
         wait_for_device(client, "npu")
         yield client
-
-
-def frame(model: Model) -> dict[str, Any]:
-    draw = np.random.default_rng(3)
-    return {
-        tensor.name: draw.uniform(-1, 1, tensor.shape).astype(np.float32)
-        for tensor in model.inputs
-    }
 
 
 def test_every_choice_is_explained(client: Client) -> None:
@@ -152,7 +145,7 @@ def test_heat_and_slow_frames_send_the_next_one_elsewhere(rig: Rig, client: Clie
         assert results[-1].temperature_age_ms is None or results[-1].temperature_age_ms >= 0
         # Closed is not gone: it has what the busy CPU does not answer in time.
         rig.pace(0)
-        cpu = next(w for w in client.status()["workers"] if w["backend"] == "cpu")
+        (cpu,) = workers(client, "cpu")
         with held(cpu["pid"]):
             patient = session.submit(inputs)
             while (hurried := hurry(session, inputs)) is None:

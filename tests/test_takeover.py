@@ -16,12 +16,12 @@ from devices import require_opencl, require_vulkan
 from preparing_faults import (
     backend_row,
     device_daemon,
-    frame,
-    install,
     npu_daemon,
     until,
     workers,
 )
+from random_frame import frame
+from replaced_file import replace_file
 from small_network import small_network
 
 from switchgear.client import Client, Model, Pair, Session
@@ -160,7 +160,7 @@ def test_a_search_that_fails_leaves_what_serves(tmp_path: Path) -> None:
         model = client.prepare_model("net")
         kept = files(daemon)
         with client.open_session(model, backends=["npu"], strict=True) as session:
-            install(library, b"no library")
+            replace_file(library, b"no library")
             for _ in range(2):
                 (pair,) = client.prepare_model("net", ["npu"], tune_s=1).pairs
                 assert pair.state == "ready"
